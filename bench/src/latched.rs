@@ -243,7 +243,7 @@ impl From<LatchError> for LatchTrouble {
     }
 }
 
-const WORD: usize = size_of::<u64>();
+pub(crate) const WORD: usize = size_of::<u64>();
 
 /// Returns the words of an object with this count: the count, then words that differ for each object and count.
 fn words(object: u64, count: u64) -> impl Iterator<Item = u64> {

@@ -10,6 +10,7 @@
 //! * [`latched`]: reads and changes of objects under one-sided latches.
 //! * [`calls`]: batches of calls to nodes that answer at once.
 //! * [`txn`]: transactions that read and write several records.
+//! * [`oltp`]: benchmarks of transactions with tables and procedures.
 //! * [`floor`]: the physical floor, the same reads and overwrites written by hand.
 //! * [`report`]: latencies, CPU time, JSON lines for scripts and tables for people.
 //!
@@ -25,6 +26,7 @@ pub mod floor;
 pub mod index;
 pub mod kv;
 pub mod latched;
+pub mod oltp;
 pub mod report;
 pub mod txn;
 pub mod verify;

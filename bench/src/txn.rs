@@ -24,7 +24,7 @@ use crate::workload::{Random, Workload, key};
 /// Largest number of records of a transaction.
 pub const KEYS_MAX: usize = 4;
 /// Attempts of a transaction. A failure of the last one is an error.
-const ATTEMPTS: u32 = 10_000;
+pub(crate) const ATTEMPTS: u32 = 10_000;
 
 /// A run on a transactional store.
 pub type Run = driver::Run<TxnWork>;
@@ -309,6 +309,17 @@ pub enum TxnTrouble {
         /// Number of updates with an unknown outcome: they may have been done, or not.
         unknown: u64,
     },
+    /// A row of a benchmark is missing, or no transaction writes it; the text says which.
+    Row(String),
+    /// The total of a benchmark is not what its transactions have added.
+    Total {
+        /// Total of all rows.
+        total: i128,
+        /// The least that transactions have added.
+        least: i128,
+        /// The most that transactions have added, with those of unknown outcome.
+        most: i128,
+    },
 }
 
 impl Trouble for TxnTrouble {
@@ -319,7 +330,8 @@ impl Trouble for TxnTrouble {
                 Fault::Disconnected
             }
             TxnTrouble::Failed(_) => Fault::Failed,
-            TxnTrouble::Torn(_) | TxnTrouble::Sum { .. } => Fault::Violated,
+            TxnTrouble::Torn(_) | TxnTrouble::Row(_) => Fault::Violated,
+            TxnTrouble::Sum { .. } | TxnTrouble::Total { .. } => Fault::Violated,
         }
     }
 }
@@ -332,6 +344,11 @@ impl fmt::Display for TxnTrouble {
             TxnTrouble::Sum { sum, done, unknown } => write!(
                 f,
                 "the records have counted {sum} updates, and {done} were done, with {unknown} more of unknown outcome"
+            ),
+            TxnTrouble::Row(text) => f.write_str(text),
+            TxnTrouble::Total { total, least, most } => write!(
+                f,
+                "the rows add up to {total}, and committed transactions have added {least} to {most}"
             ),
         }
     }

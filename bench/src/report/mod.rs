@@ -108,6 +108,9 @@ pub struct YcsbReport {
     /// Numbers of events in the transactions of all clients, by name, warm-ups included.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub transactions: BTreeMap<String, u64>,
+    /// Report of each kind of transaction, by the kind's name; only of benchmarks with several kinds.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub mix: BTreeMap<String, KindReport>,
     /// The calls of an operation; only of `bench rpc`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calls: Option<CallsReport>,
@@ -146,6 +149,19 @@ pub struct NodeReport {
     pub errors: u64,
     /// Operations per second that succeeded, for each repeat.
     pub repeats_ops_per_s: Vec<f64>,
+}
+
+/// Report of a kind of transaction. All but the rate includes warm-ups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct KindReport {
+    /// Transactions of this kind per second of all clients together, over all repeats.
+    pub ops_per_s: f64,
+    /// Number of transactions that have committed.
+    pub commits: u64,
+    /// Fraction of the committed transactions that have found their rows, and whose conditions held.
+    pub success_rate: f64,
+    /// Fraction of the attempts that did not commit, because another transaction was in the way.
+    pub abort_rate: f64,
 }
 
 /// Report of the load phase, which puts the records.
@@ -359,6 +375,23 @@ pub fn operations_table(report: &YcsbReport) -> Table {
     table
 }
 
+/// Returns a table of a report's kinds of transactions, one kind in each row.
+pub fn mix_table(report: &YcsbReport) -> Table {
+    let mut table = Table::new(["transaction", "share %", "per second", "success %", "aborts %"]);
+    let all: f64 = report.mix.values().map(|kind| kind.ops_per_s).sum();
+    for (name, kind) in &report.mix {
+        let percent = |share: f64| format!("{:.2}", 100.0 * share);
+        table.push([
+            name.clone(),
+            percent(if all > 0.0 { kind.ops_per_s / all } else { 0.0 }),
+            rate(kind.ops_per_s),
+            percent(kind.success_rate),
+            percent(kind.abort_rate),
+        ]);
+    }
+    table
+}
+
 /// Returns a table of reports, one report in each row.
 pub fn floor_table(reports: &[FloorReport]) -> Table {
     let has_sides = reports.iter().any(|report| report.cpu_s_per_mop.is_some());
@@ -450,6 +483,7 @@ mod tests {
             index: BTreeMap::new(),
             keys_per_transaction: None,
             abort_rate: None,
+            mix: BTreeMap::new(),
             transactions: BTreeMap::new(),
             nodes: Vec::new(),
         }

@@ -10,7 +10,7 @@ pub const ZIPFIAN_THETA: f64 = 0.99;
 
 /// Draws a number of at least 0 and below 1, in steps of 2^-53, like Java's `nextDouble`.
 #[inline]
-pub(super) fn unit(random: &mut impl Rng) -> f64 {
+pub fn unit(random: &mut impl Rng) -> f64 {
     (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 

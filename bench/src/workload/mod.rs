@@ -19,7 +19,7 @@ use rand_core::SeedableRng;
 
 pub use distribution::{Distribution, KeyChooser};
 pub use generators::{
-    Exponential, Hotspot, ScrambledZipfian, SkewedLatest, UniformLong, ZIPFIAN_THETA, Zipfian, fnv_hash,
+    Exponential, Hotspot, ScrambledZipfian, SkewedLatest, UniformLong, ZIPFIAN_THETA, Zipfian, fnv_hash, unit,
 };
 pub use lengths::{LengthChooser, Lengths};
 pub use operations::{Chooser, Mix, Operation};

@@ -11,7 +11,9 @@ mod temporary;
 pub(in crate::cli) use config::{Log, Phases, SAMPLED, SessionConfig};
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
-pub(in crate::cli) use subject::{Calls, Keys, Objects, Ordered, Replicas, Subject, Transactions};
+pub(in crate::cli) use subject::{
+    Audited, Calls, Keys, Objects, Ordered, Replicas, Subject, Tables, Transactions,
+};
 pub(in crate::cli) use temporary::{Dropping, TemporaryStore};
 
 use super::FabricArg;
@@ -21,6 +23,7 @@ use farside::Pool;
 use farside::parts::{AnyKv, Endpoint};
 use farside_bench::driver::{Interval, Run, Tally, Work};
 use farside_bench::kv::{self, Counted};
+use farside_bench::oltp::Kind;
 use farside_bench::report::{
     self, IntervalLog, Latencies, LatencyUs, LoadReport, V2DeflateSerializer, YcsbReport,
 };
@@ -685,28 +688,28 @@ impl Measured<Objects> {
     }
 }
 
-impl Measured<Transactions> {
-    /// Reads all records once, by a new client, and compares their counts with the number of updates.
+impl<S: Audited> Measured<S> {
+    /// Reads all records once, by a new client, and compares their total with what the run has done.
     ///
     /// # Errors
-    /// A record cannot be read, or the counts are wrong.
-    pub(in crate::cli) fn check_sum(&self) -> Result<(), Failure> {
+    /// A record cannot be read, or the total is wrong.
+    pub(in crate::cli) fn check_total(&self) -> Result<(), Failure> {
         let endpoint = Rc::new(self.pool.endpoint_over_all()?);
-        let (sum, failed) = (Cell::new(0), std::cell::RefCell::new(None));
-        let clients = Transactions::clients(self, &endpoint, LOADERS)?;
-        let mut keepers = Some(Transactions::keepers(&clients));
+        let (total, failed) = (Cell::new(0), RefCell::new(None));
+        let clients = S::clients(self, &endpoint, LOADERS)?;
+        let mut keepers = Some(S::keepers(&clients));
         let mut core = Core::new(&endpoint);
         for (task, mut client) in (0u64..).zip(clients) {
-            let (sum, failed) = (&sum, &failed);
+            let (total, failed) = (&total, &failed);
             let mut keepers = keepers.take();
             core.spawn(async move {
-                let reading = self.run.sum(&mut client, task, LOADERS as usize);
+                let reading = S::audit(&self.run, &mut client, task, LOADERS as usize);
                 let read = match &mut keepers {
                     None => reading.await,
                     Some(keepers) => keepers.beside(reading).await,
                 };
                 match read {
-                    Ok(counts) => sum.set(sum.get() + counts),
+                    Ok(part) => total.set(total.get() + part),
                     Err(trouble) => _ = failed.borrow_mut().get_or_insert(trouble),
                 }
                 drop(client);
@@ -717,13 +720,21 @@ impl Measured<Transactions> {
         }
         core.run();
         drop(core);
-        let checked = failed.into_inner().map_or(Ok(()), Err).and_then(|()| self.run.check_sum(sum.get()));
+        let read = failed.into_inner().map_or(Ok(()), Err);
+        let checked = read.and_then(|()| S::check_total(&self.run, total.get()));
         checked.map_err(|trouble| Failure::Error(format!("after the run, {trouble}")))
     }
 
     /// Fraction of the attempts of transactions so far that did not commit.
     pub(in crate::cli) fn abort_rate(&self) -> f64 {
-        self.run.abort_rate()
+        S::abort_rate(&self.run)
+    }
+}
+
+impl Measured<Tables> {
+    /// Numbers of transactions so far of each kind.
+    pub(in crate::cli) fn kinds(&self) -> Vec<(&'static str, Kind)> {
+        self.run.kinds()
     }
 }
 

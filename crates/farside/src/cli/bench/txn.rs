@@ -1,19 +1,27 @@
-//! `bench txn`: transactions that update several records: YCSB-T.
+//! `bench txn`: transactions that update several records: YCSB-T, TATP, SmallBank and an object store.
 
-use super::session::{Measured, SessionConfig, Transactions};
+use super::session::{Audited, Measured, SessionConfig, Tables, Transactions};
 use super::{ExistingNode, FabricArg, INDEX_THREADS_MAX, Measure, RECORDS_MAX, System, check, show, systems};
 use crate::cli::{Done, Failure, value_size};
 use clap::ValueEnum;
+use farside_bench::oltp::any::AnyBenchmark;
+use farside_bench::oltp::objects::{self, Objects};
+use farside_bench::oltp::smallbank::SmallBank;
+use farside_bench::oltp::tatp::Tatp;
+use farside_bench::oltp::{Benchmark as _, Kind};
+use farside_bench::report::{KindReport, YcsbReport, mix_table};
 use farside_bench::txn::KEYS_MAX;
 use farside_bench::workload::{Chosen, Distribution, Lengths, Mix, Workload};
 use farside_systems::system::Family;
 use farside_systems::txn::{Prepare, Transacting, prism_tx};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Update several records by transactions (YCSB-T)
+/// Measure transactions that update several records (YCSB-T, TATP, SmallBank)
 ///
-/// Each transaction reads its records, adds one to the counter of each, and writes them. If another transaction is in
-/// the way, it is tried again after a pause. A latency is the time until the transaction has committed.
+/// If another transaction is in the way of one, it is tried again after a pause. A latency is the time until the
+/// transaction has committed. A transaction of 'tatp' or 'smallbank' that does not find its rows, or whose condition
+/// does not hold, commits without a write and counts as done: the share of those that succeed is shown.
 #[derive(clap::Args, Clone)]
 #[command(allow_negative_numbers = true)] // Each flag's own parser then rejects a negative number.
 pub(super) struct Txn {
@@ -26,30 +34,35 @@ pub(super) struct Txn {
     /// Transactions to run
     #[arg(long, value_enum, default_value = "ycsb-t")]
     workload: WorkloadArg,
-    /// Number of records of a transaction
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=KEYS_MAX as u64))]
-    keys: u64,
-    /// Zipf coefficient of the records: 0 for a uniform distribution, else 0.001 to 10
-    #[arg(long, value_name = "THETA", default_value = "0", value_parser = super::latch::zipf)]
-    zipf: Distribution,
-    /// Number of records; all are written before the measurement
-    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
-    records: u64,
-    /// Bytes per value: a multiple of 8, at most 32KiB
-    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = size)]
-    value_size: u32,
+    /// Number of records of a transaction: at most 4 with ycsb-t, and 32 with objects [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=objects::KEYS_MAX as u64))]
+    keys: Option<u64>,
+    /// Probability that a transaction of 'objects' writes a record that it has read, 0 to 1 [default: 0.5]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    write_share: Option<f64>,
+    /// Zipf coefficient of the records: 0 for a uniform distribution, else 0.001 to 10; not with tatp and smallbank
+    /// [default: 0]
+    #[arg(long, value_name = "THETA", value_parser = super::latch::zipf)]
+    zipf: Option<Distribution>,
+    /// Number of records, of subscribers with tatp, or of accounts with smallbank; all are written before the
+    /// measurement [default: 1000000; with tatp and smallbank 100000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=RECORDS_MAX))]
+    records: Option<u64>,
+    /// Bytes per value, at most 32KiB: a multiple of 8 with ycsb-t, or 8 or more with objects [default: 512; with
+    /// objects 100]
+    #[arg(long, value_name = "BYTES", value_parser = any_size)]
+    value_size: Option<u32>,
     /// Rounds in which a transaction is validated: together (one), or paper (all reads, then all writes); only for
     /// prism-tx [default: together]
     #[arg(long, value_enum)]
     prepare: Option<PrepareArg>,
-    /// Give each key its own slot, as in the paper's runs
+    /// Give each key its own slot, as in the paper's runs; not with tatp and smallbank
     #[arg(long)]
     collision_free: bool,
     #[command(flatten)]
     measure: Measure,
-    /// Read all records at the end: their counters must add up to the number of updates, so none was lost
+    /// Read all records at the end, and check that no update was lost: the counters of ycsb-t and objects, the balances
+    /// of smallbank and the call forwardings of tatp must be what the committed transactions have made of them
     #[arg(long)]
     verify: bool,
     #[command(flatten)]
@@ -61,8 +74,30 @@ pub(super) struct Txn {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum WorkloadArg {
-    /// Read and write each record of a transaction
+    /// Read each record of a transaction, add one to its counter, and write it
     YcsbT,
+    /// TATP: short transactions on subscribers of a telephone network, four of five only read
+    Tatp,
+    /// SmallBank: transfers, deposits and checks; 9 of 10 use 4 % of the accounts
+    Smallbank,
+    /// Read the records of a transaction, and write a share of them
+    Objects,
+}
+
+impl WorkloadArg {
+    fn name(self) -> &'static str {
+        match self {
+            WorkloadArg::YcsbT => "ycsb-t",
+            WorkloadArg::Tatp => "tatp",
+            WorkloadArg::Smallbank => "smallbank",
+            WorkloadArg::Objects => "objects",
+        }
+    }
+
+    /// Whether keys and values are those of the workload's tables.
+    fn has_tables(self) -> bool {
+        matches!(self, WorkloadArg::Tatp | WorkloadArg::Smallbank)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -73,10 +108,24 @@ enum PrepareArg {
     Paper,
 }
 
+/// Parses, for clap, a probability.
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| format!("'{text}' is no share: give 0 to 1"))
+}
+
+/// Parses, for clap, the length of a value that need not be a multiple of 8.
+fn any_size(text: &str) -> Result<u32, String> {
+    let size = value_size(text).ok().filter(|size| (1..=SIZE_MAX).contains(size));
+    size.ok_or_else(|| format!("values of '{text}' bytes are not possible: give 1 to 32KiB"))
+}
+
+/// Longest value in bytes.
+const SIZE_MAX: u32 = 32 << 10;
+
 /// Parses, for clap, the length of a value.
 pub(super) fn size(text: &str) -> Result<u32, String> {
-    const MOST: u32 = 32 << 10;
-    let size = value_size(text).ok().filter(|size| *size <= MOST && size.is_multiple_of(8));
+    let size = value_size(text).ok().filter(|size| *size <= SIZE_MAX && size.is_multiple_of(8));
     size.ok_or_else(|| {
         format!("values of '{text}' bytes are not possible: give a multiple of 8, at most 32KiB")
     })
@@ -99,49 +148,163 @@ impl Txn {
                 self.system.kind
             )));
         }
+        self.check_workload()?;
         self.measure.check_log()?;
         let config = self.config()?;
+        match self.workload {
+            WorkloadArg::YcsbT => self.measured::<Transactions>(config, |_, _| Ok(())),
+            _ => self.measured::<Tables>(config, |session, report| {
+                report.mix = mix(&session.kinds(), report);
+                if self.workload == WorkloadArg::Tatp {
+                    report.distribution = "nurand".into();
+                }
+                Ok(())
+            }),
+        }
+    }
+
+    /// # Errors
+    /// A flag is not one of the workload.
+    fn check_workload(&self) -> Done {
+        let (workload, name) = (self.workload, self.workload.name());
+        let refuse = |flag: &str| {
+            Err(Failure::Error(format!("{name} has no {flag}: leave it out, or give another --workload")))
+        };
+        if workload.has_tables() {
+            let given = [
+                ("--keys", self.keys.is_some()),
+                ("--zipf", self.zipf.is_some()),
+                ("--value-size", self.value_size.is_some()),
+                ("--collision-free", self.collision_free),
+            ];
+            if let Some((flag, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
+                return refuse(flag);
+            }
+        }
+        if workload != WorkloadArg::Objects && self.write_share.is_some() {
+            return refuse("--write-share");
+        }
+        if workload == WorkloadArg::YcsbT {
+            if self.keys.is_some_and(|keys| keys > KEYS_MAX as u64) {
+                return Err(Failure::Error(format!(
+                    "a transaction of ycsb-t has at most {KEYS_MAX} records: give fewer --keys, or --workload objects"
+                )));
+            }
+            if let Some(len) = self.value_size.filter(|len| !len.is_multiple_of(8)) {
+                return Err(Failure::Error(format!(
+                    "values of ycsb-t have a multiple of 8 bytes, not {len}: give another --value-size, or --workload \
+                     objects"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn measured<S: Audited>(
+        &self,
+        config: SessionConfig,
+        complete: impl FnOnce(&Measured<S>, &mut YcsbReport) -> Done,
+    ) -> Done {
         let duration = Duration::from_secs_f64(config.seconds);
-        let SessionConfig { workload, threads, tasks, value_size, .. } = &config;
-        note!(
-            "transactions of {} records; {} records of {value_size} bytes; {}; {threads} threads of {tasks} tasks",
-            self.keys,
-            workload.records,
-            workload.distribution
-        );
-        let session = Measured::<Transactions>::start(config)?;
+        note!("{}", self.describe(&config));
+        let session = Measured::<S>::start(config)?;
         let report = self.measure.report_and(session, duration, |session, report| {
             if self.verify {
                 note!("reading all records back ...");
-                session.check_sum()?;
+                session.check_total()?;
                 report.read_back = Some(report.records);
             }
             report.abort_rate = Some(session.abort_rate());
-            Ok(())
+            complete(session, report)
         })?;
         match self.json {
             true => print_line!("{}", serde_json::to_string(&report)?),
             false => {
                 show(&report)?;
+                if !report.mix.is_empty() {
+                    print_line!("{}", mix_table(&report).to_string().trim_end());
+                }
                 let rate = 100.0 * report.abort_rate.unwrap_or_default();
                 print_line!("{rate:.2} % of the attempts met another transaction and were repeated");
                 if report.read_back.is_some() {
-                    print_line!("the counters of all records add up: no update was lost");
+                    print_line!("{}: no update was lost", self.verified());
                 }
             }
         }
         check(&report)
     }
 
+    fn describe(&self, config: &SessionConfig) -> String {
+        let SessionConfig { workload, threads, tasks, value_size, keys_per_transaction, .. } = config;
+        let records = workload.records;
+        let what = match self.workload {
+            WorkloadArg::YcsbT => format!(
+                "transactions of {keys_per_transaction} records; {records} records of {value_size} bytes; {}",
+                workload.distribution
+            ),
+            WorkloadArg::Objects => format!(
+                "transactions of {keys_per_transaction} records, each written with probability {}; {records} records \
+                 of {value_size} bytes; {}",
+                self.write_share(),
+                workload.distribution
+            ),
+            WorkloadArg::Tatp => format!("tatp with {records} subscribers"),
+            WorkloadArg::Smallbank => format!("smallbank with {records} accounts"),
+        };
+        format!("{what}; {threads} threads of {tasks} tasks")
+    }
+
+    /// What the check after the run has found.
+    fn verified(&self) -> &'static str {
+        match self.workload {
+            WorkloadArg::YcsbT | WorkloadArg::Objects => "the counters of all records add up",
+            WorkloadArg::Tatp => "all rows are whole, and each call forwarding has its facility",
+            WorkloadArg::Smallbank => "the balances of all accounts add up",
+        }
+    }
+
+    fn write_share(&self) -> f64 {
+        self.write_share.unwrap_or(0.5)
+    }
+
+    /// The benchmark with tables of its own; `None` for YCSB-T.
+    fn benchmark(&self, records: u64, keys: u64) -> Result<Option<AnyBenchmark>, String> {
+        Ok(Some(match self.workload {
+            WorkloadArg::YcsbT => return Ok(None),
+            WorkloadArg::Tatp => AnyBenchmark::Tatp(Tatp::new(records)?),
+            WorkloadArg::Smallbank => AnyBenchmark::SmallBank(SmallBank::new(records)?),
+            WorkloadArg::Objects => AnyBenchmark::Objects(Objects::new(objects::Plan {
+                objects: records,
+                len: self.value_size.unwrap_or(100) as usize,
+                keys: keys as usize,
+                write_share: self.write_share(),
+                distribution: self.distribution(),
+            })?),
+        }))
+    }
+
+    fn distribution(&self) -> Distribution {
+        match self.workload {
+            WorkloadArg::Smallbank => Distribution::Hotspot {
+                data_fraction: SmallBank::HOT_DATA,
+                operation_fraction: SmallBank::HOT_SHARE,
+            },
+            _ => self.zipf.unwrap_or(Distribution::Uniform),
+        }
+    }
+
     fn config(&self) -> Result<SessionConfig, Failure> {
         let mix = Mix::new([0.0, 1.0, 0.0, 0.0, 0.0]);
         let (operations, seconds) = self.measure.limits(&Chosen::default());
+        let records = self.records.unwrap_or(if self.workload.has_tables() { 100_000 } else { 1_000_000 });
+        let keys = self.keys.unwrap_or(2);
+        let benchmark = self.benchmark(records, keys).map_err(Failure::Error)?;
         let workload = Workload {
-            name: "ycsb-t".into(),
-            records: self.records,
+            name: self.workload.name().into(),
+            records,
             operations: operations.unwrap_or(0),
             mix: mix.expect("one of the shares is not 0"),
-            distribution: self.zipf,
+            distribution: self.distribution(),
             scan_max: 1,
             lengths: Lengths::Constant,
             chosen: Chosen::default(),
@@ -153,16 +316,47 @@ impl Txn {
         });
         // Each task of a thread has a transaction in progress.
         let lanes = u16::try_from(self.measure.tasks).unwrap_or(u16::MAX).max(16);
-        let transacting = Transacting { lanes: Some(lanes), prepare, ..Transacting::NONE };
+        let writes_max = benchmark.as_ref().and_then(writes_max);
+        let transacting = Transacting { lanes: Some(lanes), prepare, writes_max, ..Transacting::NONE };
+        let value_size = match &benchmark {
+            Some(benchmark) => benchmark.value_len(),
+            None => self.value_size.unwrap_or(512) as usize,
+        };
         Ok(SessionConfig {
             fabric: self.fabric,
             existing: self.existing.clone(),
-            value_size: self.value_size as usize,
+            value_size,
             collision_free: self.collision_free,
             verify: self.verify,
-            keys_per_transaction: self.keys as usize,
+            keys_per_transaction: if self.workload.has_tables() { 0 } else { keys as usize },
+            benchmark,
             transacting,
             ..self.measure.config(self.system, workload, operations, seconds)?
         })
     }
+}
+
+/// Number of bytes that a transaction of a benchmark writes at most; `None` if any store allows that many rows.
+fn writes_max(benchmark: &AnyBenchmark) -> Option<u32> {
+    /// Number of rows that a transaction can write in any store.
+    const ROWS: u64 = 8;
+    /// Bytes of a row beside its value: the key, and headers of the store.
+    const BESIDE: u64 = 128;
+    let (rows, value_len) = (benchmark.writes_max(), benchmark.value_len() as u64);
+    (rows > ROWS).then(|| u32::try_from(rows * (value_len + BESIDE)).unwrap_or(u32::MAX))
+}
+
+/// Returns the report of each kind of transaction.
+fn mix(kinds: &[(&'static str, Kind)], report: &YcsbReport) -> BTreeMap<String, KindReport> {
+    let of = |(name, kind): &(&'static str, Kind)| {
+        let count = report.operations.get(*name).map_or(0, |done| done.count);
+        let done = KindReport {
+            ops_per_s: count as f64 / report.seconds,
+            commits: kind.commits,
+            success_rate: kind.success_rate(),
+            abort_rate: kind.abort_rate(),
+        };
+        ((*name).to_owned(), done)
+    };
+    kinds.iter().map(of).collect()
 }

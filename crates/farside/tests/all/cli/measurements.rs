@@ -2,6 +2,7 @@
 
 use crate::support::{Node, Process, command, farside, serve, until};
 use rustix::process::Signal;
+use serde_json::Value;
 
 #[track_caller]
 fn ycsb(arguments: &[&str]) -> serde_json::Value {
@@ -685,6 +686,134 @@ fn bench_txn_refuses_rounds_of_checks_that_a_system_lacks() {
     for prepare in ["together", "paper"] {
         farside(farm.iter().chain(&[prepare])).refused("farm stores have no --prepare: leave it out");
     }
+}
+
+/// Asserts that a number is within a range.
+fn within(number: &Value, low: f64, high: f64) {
+    let number = number.as_f64().expect("a number");
+    assert!((low..=high).contains(&number), "{number} is not {low} to {high}");
+}
+
+/// Runs a benchmark of transactions on a node in the same process, and checks its rows afterwards.
+fn bench_txn(system: &str, workload: &str, more: &[&str]) -> Value {
+    let common =
+        ["bench", "txn", "--system", system, "--workload", workload, "--fabric", "local", "--verify"];
+    let size = ["--warm-up", "10ms", "--records", "3000", "--json"];
+    let count = if more.contains(&"--operations") { &[][..] } else { &["--operations", "12000"] };
+    let report = farside(common.iter().chain(&size).chain(count).chain(more)).done().json();
+    assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()), "{report}");
+    assert_eq!(report["read_back"], 3000, "{report}");
+    assert!(report["abort_rate"].as_f64().is_some_and(|rate| rate < 0.5), "{report}");
+    report
+}
+
+/// Of 12000 transactions, the shares are within 0.02 of those of the mix with a probability of more than 0.99999.
+fn has_shares(report: &Value, shares: &[(&str, f64)]) {
+    let all: f64 = report["operations"]
+        .as_object()
+        .expect("kinds")
+        .values()
+        .map(|kind| kind["count"].as_f64().expect("a number"))
+        .sum();
+    assert_eq!(report["mix"].as_object().map(serde_json::Map::len), Some(shares.len()), "{report}");
+    for (kind, share) in shares {
+        let count = report["operations"][kind]["count"].as_f64().expect("a number");
+        assert!((count / all - share).abs() < 0.02, "{kind}: {count} of {all}, not {share}");
+        assert!(report["mix"][kind]["ops_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{report}");
+    }
+}
+
+const TRANSACTIONAL: [&str; 3] = ["prism-tx", "farm", "fasst"];
+
+#[test]
+fn tatp_has_its_mix_and_its_rates_of_success_on_all_systems() {
+    for system in TRANSACTIONAL {
+        // More transactions than the driver would draw in advance and repeat.
+        let report = bench_txn(system, "tatp", &["--operations", "30000"]);
+        let shares = [
+            ("get subscriber data", 0.35),
+            ("get access data", 0.35),
+            ("get new destination", 0.10),
+            ("update subscriber data", 0.02),
+            ("update location", 0.14),
+            ("insert call forwarding", 0.02),
+            ("delete call forwarding", 0.02),
+        ];
+        has_shares(&report, &shares);
+        let rate = |kind: &str| &report["mix"][kind]["success_rate"];
+        for kind in ["get subscriber data", "update location"] {
+            within(rate(kind), 1.0, 1.0);
+        }
+        within(rate("get access data"), 0.58, 0.67);
+        within(rate("get new destination"), 0.15, 0.27);
+        // There are about 600 of each.
+        within(rate("update subscriber data"), 0.45, 0.8);
+        within(rate("insert call forwarding"), 0.17, 0.45);
+        within(rate("delete call forwarding"), 0.17, 0.45);
+        assert_eq!((&report["value_size"], &report["distribution"]), (&40.into(), &"nurand".into()));
+    }
+}
+
+#[test]
+fn smallbank_has_its_mix_and_its_balances_add_up_on_all_systems() {
+    for system in TRANSACTIONAL {
+        let report = bench_txn(system, "smallbank", &["--threads", "2"]);
+        let shares = [
+            ("amalgamate", 0.15),
+            ("balance", 0.15),
+            ("deposit checking", 0.15),
+            ("send payment", 0.25),
+            ("transact savings", 0.15),
+            ("write check", 0.15),
+        ];
+        has_shares(&report, &shares);
+        for (kind, _) in shares.into_iter().filter(|(kind, _)| *kind != "send payment") {
+            within(&report["mix"][kind]["success_rate"], 1.0, 1.0);
+        }
+        assert_eq!((&report["value_size"], &report["keys_per_transaction"]), (&8.into(), &Value::Null));
+    }
+}
+
+#[test]
+fn the_object_store_has_up_to_32_keys_of_100_bytes_on_all_systems() {
+    for system in TRANSACTIONAL {
+        let report = bench_txn(system, "objects", &["--keys", "4", "--write-share", "0.25"]);
+        has_shares(&report, &[("read", 0.316), ("update", 0.684)]);
+        let large = ["--keys", "32", "--write-share", "1", "--operations", "600", "--zipf", "0.5"];
+        let common =
+            ["bench", "txn", "--system", system, "--workload", "objects", "--fabric", "local", "--verify"];
+        let report =
+            farside(common.iter().chain(&["--records", "3000", "--json"]).chain(&large)).done().json();
+        assert_eq!((&report["value_size"], &report["keys_per_transaction"]), (&100.into(), &32.into()));
+        assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()), "{report}");
+    }
+}
+
+#[test]
+fn bench_txn_refuses_what_a_workload_lacks() {
+    let txn = |workload: &str, flags: &[&str]| {
+        farside(["bench", "txn", "--fabric", "local", "--workload", workload].iter().chain(flags))
+    };
+    for workload in ["tatp", "smallbank"] {
+        for flags in [&["--keys", "2"][..], &["--zipf", "0.9"], &["--value-size", "8"], &["--collision-free"]]
+        {
+            txn(workload, flags).refused(&format!("{workload} has no {}: leave it out", flags[0]));
+        }
+        txn(workload, &["--write-share", "1"]).refused("has no --write-share");
+    }
+    txn("ycsb-t", &["--write-share", "1"]).refused("ycsb-t has no --write-share: leave it out");
+    txn("ycsb-t", &["--keys", "5"])
+        .refused("a transaction of ycsb-t has at most 4 records: give fewer --keys");
+    txn("ycsb-t", &["--value-size", "100"]).refused("values of ycsb-t have a multiple of 8 bytes, not 100");
+    txn("objects", &["--keys", "33"]).refused("33 is not in 1..=32");
+    txn("objects", &["--write-share", "2"]).refused("'2' is no share: give 0 to 1");
+    txn("objects", &["--value-size", "4"]).refused("an object of 4 bytes has no room for its count");
+    txn("objects", &["--value-size", "33KiB"]).refused("values of '33KiB' bytes are not possible");
+    txn("objects", &["--records", "3", "--keys", "4"])
+        .refused("a transaction of 4 keys needs as many objects");
+    txn("smallbank", &["--records", "1"])
+        .refused("smallbank moves money between 2 accounts, and there are 1");
+    txn("tpc-c", &[]).refused("tatp");
 }
 
 #[test]

@@ -156,7 +156,7 @@ impl CompareTxn {
                 "the records have counted {sum} updates, and {expected} were done"
             )));
         }
-        sessions.iter().try_for_each(Measured::<Transactions>::check_sum)?;
+        sessions.iter().try_for_each(Measured::<Transactions>::check_total)?;
         machine.record_end_load();
         self.print(&all, &machine, &distances_ns, &cores)
     }

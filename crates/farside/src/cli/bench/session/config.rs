@@ -5,6 +5,8 @@ use super::COUNTED;
 use super::pace::Step;
 use crate::cli::{Done, Failure};
 use farside_bench::index::NameKind;
+use farside_bench::oltp::Benchmark as _;
+use farside_bench::oltp::any::AnyBenchmark;
 use farside_bench::workload::{Operation, Workload};
 use farside_fabrics::layer::delay::Distance;
 use farside_fabrics::layer::fault::Faults;
@@ -64,6 +66,8 @@ pub(in crate::cli) struct SessionConfig {
     /// Number of records of a transaction, and options of a transactional store.
     pub(in crate::cli) keys_per_transaction: usize,
     pub(in crate::cli) transacting: Transacting,
+    /// Benchmark with tables of its own. Each of its units counts as a record.
+    pub(in crate::cli) benchmark: Option<AnyBenchmark>,
     /// Number of nodes that answer calls, and the calls of an operation; `None` for stores of another family.
     pub(in crate::cli) calls: Option<(u32, Asking)>,
     /// Network delay to add to the real one.
@@ -130,6 +134,7 @@ impl SessionConfig {
             lease: None,
             keys_per_transaction: 1,
             transacting: Transacting::NONE,
+            benchmark: None,
             calls: None,
             distance: None,
             faults: None,
@@ -195,7 +200,8 @@ impl SessionConfig {
 
     /// Returns the maximum number of records in the store after the run.
     fn records_max(&self) -> u64 {
-        self.workload.records.saturating_add(self.inserts_max())
+        let rows = self.benchmark.as_ref().map_or(1, |benchmark| benchmark.rows_of_unit());
+        self.workload.records.saturating_mul(rows).saturating_add(self.inserts_max())
     }
 
     /// Returns the maximum number of records that the run inserts, including its sample and its warm-ups. If neither a

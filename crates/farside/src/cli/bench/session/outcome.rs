@@ -24,7 +24,7 @@ impl<S: Subject> Measured<S> {
         }
         let info = self.pool.nodes().find_map(|node| node.info().ok()); // The report is made even if the node is gone.
         let slots = match self.config.phases {
-            _ if self.config.system.family == Family::Index => None,
+            _ if self.config.system.family == Family::Index || self.config.benchmark.is_some() => None,
             Phases::Run(_) => None, // The load may have used another table size.
             Phases::Both | Phases::Load(_) | Phases::Within(_) => {
                 self.config.footprint().ok().map(|footprint| footprint.slots)
@@ -87,8 +87,10 @@ impl<S: Subject> Measured<S> {
             longest_stall_ms: S::Work::TIMES_STALLS.then_some(tally.longest_stall.as_secs_f64() * 1e3),
             read_back: None,
             index: if is_txn { BTreeMap::new() } else { events() },
-            keys_per_transaction: is_txn.then_some(self.config.keys_per_transaction as u64),
+            keys_per_transaction: Some(self.config.keys_per_transaction as u64)
+                .filter(|keys| is_txn && *keys > 0),
             abort_rate: None,
+            mix: BTreeMap::new(),
             transactions: if is_txn { events() } else { BTreeMap::new() },
         }
     }

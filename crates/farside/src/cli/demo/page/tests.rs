@@ -56,6 +56,7 @@ fn run(fabric: &str, workload: &str, tasks: u64) -> YcsbReport {
         index: Default::default(),
         keys_per_transaction: None,
         abort_rate: None,
+        mix: Default::default(),
         transactions: Default::default(),
         nodes: Vec::new(),
     }

@@ -1,0 +1,399 @@
+//! Benchmarks of transactions with tables and procedures, with which FaSST is evaluated (Kalia et al., OSDI 2016):
+//! TATP, SmallBank and an object store.
+//!
+//! ```text
+//! Benchmark   its units and their rows, its kinds of transactions, and what each of them does
+//! Oltp        draws transactions, repeats one that met another, and counts what they have done
+//! ```
+//! A transaction that does not find its rows, or whose condition does not hold, has failed by itself: it writes nothing,
+//! and is not repeated. It is validated nevertheless, so its outcome is that of a serial order.
+//!
+//! Invariant: a transaction draws its arguments from a seed of its own, so each of its attempts has the same.
+//! Invariant: every row that is read is checked, and a transaction writes after all its reads were checked.
+//! Invariant: each benchmark has a total over all units, such as the sum of all balances. It is known how much each
+//! transaction adds to it. After the run, the total must be what all committed transactions have added.
+
+pub mod any;
+pub mod objects;
+pub mod smallbank;
+pub mod tatp;
+
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex};
+
+use farside_remote::clock::Clock;
+use farside_remote::draws::Draws;
+use farside_remote::fabric::Ran;
+use farside_systems::txn::retry::{self, Attempts};
+use farside_systems::txn::{Txn, TxnError};
+
+use crate::driver::{self, Kinds, Perform, Work};
+use crate::txn::{ATTEMPTS, Client, TxnTrouble};
+use crate::workload::{self, Random, UniformLong};
+
+/// A benchmark: its tables as keys and values, and its procedures.
+#[allow(async_fn_in_trait, reason = "a client belongs to one thread: no Send bound is wanted")]
+pub trait Benchmark: Clone {
+    /// Names of the kinds of transactions, as reports print them.
+    const KINDS: Kinds;
+
+    /// Number of units that are loaded, each with rows of its own, such as an account.
+    fn units(&self) -> u64;
+
+    /// Largest number of rows of a unit, with those that may be inserted or read in vain.
+    fn rows_of_unit(&self) -> u64;
+
+    /// Largest number of rows that a transaction writes, also one that loads a unit.
+    fn writes_max(&self) -> u64 {
+        self.rows_of_unit()
+    }
+
+    /// Length of the longest value in bytes.
+    fn value_len(&self) -> usize;
+
+    /// Draws the kind of a transaction.
+    fn kind(&self, random: &mut Random) -> usize;
+
+    /// Range of what a transaction of a kind may add to the total.
+    fn added(&self, kind: usize) -> RangeInclusive<i64>;
+
+    /// Writes the rows of a unit. Returns what they add to the total.
+    ///
+    /// # Errors
+    /// [`Stop`]; nothing was changed.
+    async fn load<T: Txn>(&self, txn: &mut T, unit: u64) -> Result<i64, Stop>;
+
+    /// Draws a transaction, beginning with its [kind](Benchmark::kind), and carries it out up to its commit.
+    ///
+    /// # Errors
+    /// [`Stop`]; nothing was changed.
+    async fn run<T: Txn>(&self, txn: &mut T, random: &mut Random) -> Result<Outcome, Stop>;
+
+    /// Reads and checks all rows of a unit. Returns their part of the total.
+    ///
+    /// # Errors
+    /// [`Stop`]: a row cannot be read, or is wrong.
+    async fn audit<T: Txn>(&self, txn: &mut T, unit: u64) -> Result<i64, Stop>;
+}
+
+/// Outcome of a transaction, if it commits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Whether it has found its rows, and its conditions hold.
+    pub has_succeeded: bool,
+    /// What it adds to the total.
+    pub added: i64,
+}
+
+impl Outcome {
+    /// A transaction that has done its work and leaves the total as it is.
+    pub const DONE: Outcome = Outcome::adding(0);
+    /// A transaction that has failed by itself.
+    pub const FAILED: Outcome = Outcome { has_succeeded: false, added: 0 };
+
+    /// A transaction that has done its work and adds this to the total.
+    pub const fn adding(added: i64) -> Outcome {
+        Outcome { has_succeeded: true, added }
+    }
+}
+
+/// Reason why a transaction does not end.
+#[derive(Debug)]
+pub enum Stop {
+    /// An error of the store.
+    Txn(TxnError),
+    /// A row is missing, or is not what any transaction writes.
+    Wrong(String),
+}
+
+impl From<TxnError> for Stop {
+    fn from(error: TxnError) -> Stop {
+        Stop::Txn(error)
+    }
+}
+
+/// A run of a benchmark on a transactional store.
+pub type Run<B> = driver::Run<Oltp<B>>;
+
+/// A benchmark, and what its transactions have done.
+pub struct Oltp<B> {
+    benchmark: B,
+    seed: u64,
+    counts: Arc<Mutex<Counts>>,
+}
+
+/// What all tasks that have ended have done.
+#[derive(Clone, Debug)]
+struct Counts {
+    /// For each kind of transactions.
+    kinds: Vec<Kind>,
+    /// What committed transactions and the loader have added to the total.
+    added: i128,
+    /// The least and the most that transactions of unknown outcome may have added.
+    unknown: [i128; 2],
+}
+
+/// Numbers of a kind's transactions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kind {
+    /// Number of attempts.
+    pub attempts: u64,
+    /// Number of transactions that have committed.
+    pub commits: u64,
+    /// Number of those that have not failed by themselves.
+    pub succeeded: u64,
+}
+
+impl Kind {
+    /// Fraction of the committed transactions that have not failed by themselves; 0 if there are none.
+    pub fn success_rate(&self) -> f64 {
+        if self.commits == 0 { 0.0 } else { self.succeeded as f64 / self.commits as f64 }
+    }
+
+    /// Fraction of the attempts that did not commit; 0 if there are none.
+    pub fn abort_rate(&self) -> f64 {
+        if self.attempts == 0 { 0.0 } else { 1.0 - self.commits as f64 / self.attempts as f64 }
+    }
+}
+
+impl Counts {
+    fn of(kinds: usize) -> Counts {
+        Counts { kinds: vec![Kind::default(); kinds], added: 0, unknown: [0; 2] }
+    }
+
+    fn add(&mut self, other: &Counts) {
+        for (all, own) in self.kinds.iter_mut().zip(&other.kinds) {
+            all.attempts += own.attempts;
+            all.commits += own.commits;
+            all.succeeded += own.succeeded;
+        }
+        self.added += other.added;
+        self.may_add(other.unknown);
+    }
+
+    fn may_add(&mut self, [least, most]: [i128; 2]) {
+        self.unknown = [self.unknown[0] + least, self.unknown[1] + most];
+    }
+}
+
+/// A transaction that is drawn and not performed yet.
+#[derive(Clone, Copy)]
+pub struct Drawn {
+    seed: u64,
+    kind: u8,
+}
+
+/// Source of one thread's transactions.
+pub struct Source<B> {
+    benchmark: B,
+    random: Random,
+}
+
+/// State of a task: its counts, and the source of its pauses.
+pub struct Task {
+    draws: Draws,
+    own: Counts,
+    all: Arc<Mutex<Counts>>,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.all.lock().expect("no thread panicked with the lock").add(&self.own);
+    }
+}
+
+impl<B: Benchmark> Oltp<B> {
+    /// Creates the run of a benchmark. `tasks` is the number of tasks of all threads together, and one operation in
+    /// `sampled` is timed. `seed` determines all random draws.
+    ///
+    /// # Errors
+    /// The number of tasks is 0.
+    pub fn run(benchmark: B, tasks: u32, sampled: u64, seed: u64) -> Result<Run<B>, String> {
+        let counts = Arc::new(Mutex::new(Counts::of(B::KINDS.len())));
+        Run::new(Oltp { benchmark, seed, counts }, tasks, sampled, seed)
+    }
+}
+
+impl<B: Benchmark> Work for Oltp<B> {
+    const KINDS: Kinds = B::KINDS;
+    const TIMES_STALLS: bool = true;
+    type Drawn = Drawn;
+    type Source = Source<B>;
+    type Task = Task;
+    type Trouble = TxnTrouble;
+
+    fn source(&self, random: Random) -> Source<B> {
+        Source { benchmark: self.benchmark.clone(), random }
+    }
+
+    /// A cycle of draws would insert rows again that it has inserted before, which fails.
+    fn is_drawn_live(&self) -> bool {
+        true
+    }
+
+    fn draw(source: &mut Source<B>) -> Drawn {
+        let seed = below(u64::MAX, &mut source.random);
+        let kind = source.benchmark.kind(&mut workload::random(seed));
+        Drawn { seed, kind: kind as u8 }
+    }
+
+    fn kind(drawn: Drawn) -> usize {
+        drawn.kind.into()
+    }
+
+    fn task(&self, number: u32) -> Task {
+        let draws = Draws(self.seed ^ (u64::from(number) + 1) << 32);
+        Task { draws, own: Counts::of(B::KINDS.len()), all: Arc::clone(&self.counts) }
+    }
+
+    fn records(&self) -> u64 {
+        self.benchmark.units()
+    }
+}
+
+impl<B: Benchmark, T: Txn, C: Clock> Perform<Client<T, C>> for Oltp<B> {
+    async fn load(&self, client: &mut Client<T, C>, unit: u64, task: &mut Task) -> Result<(), TxnTrouble> {
+        let Client { txn, clock } = client;
+        let load = async |txn: &mut T| judged(self.benchmark.load(txn, unit).await);
+        let (added, _) = retry::run(txn, clock, &mut task.draws, LIMIT, load).await?;
+        task.own.added += i128::from(added.map_err(TxnTrouble::Row)?);
+        Ok(())
+    }
+
+    async fn perform(
+        &self,
+        client: &mut Client<T, C>,
+        drawn: Drawn,
+        task: &mut Task,
+    ) -> Result<(), TxnTrouble> {
+        let Client { txn, clock } = client;
+        let Task { draws, own, .. } = task;
+        let kind = usize::from(drawn.kind);
+        let attempts = &mut own.kinds[kind].attempts;
+        let body = async |txn: &mut T| {
+            *attempts += 1;
+            judged(self.benchmark.run(txn, &mut workload::random(drawn.seed)).await)
+        };
+        match retry::run(txn, clock, draws, LIMIT, body).await {
+            Ok((Ok(outcome), _)) => {
+                let counted = &mut own.kinds[kind];
+                counted.commits += 1;
+                counted.succeeded += u64::from(outcome.has_succeeded);
+                own.added += i128::from(outcome.added);
+                Ok(())
+            }
+            // A transaction that has read a wrong row has written nothing.
+            Ok((Err(wrong), _)) => Err(TxnTrouble::Row(wrong)),
+            Err(error) => {
+                if error.ran() != Ran::No {
+                    let added = self.benchmark.added(kind);
+                    own.may_add([*added.start(), *added.end()].map(i128::from));
+                }
+                Err(error.into())
+            }
+        }
+    }
+}
+
+const LIMIT: Attempts = Attempts { most: ATTEMPTS, ..Attempts::UNLIMITED };
+
+/// Separates a wrong row from errors of the store. What was read is validated by the commit, so a wrong row was not read
+/// by an inconsistent transaction.
+fn judged<O>(done: Result<O, Stop>) -> Result<Result<O, String>, TxnError> {
+    match done {
+        Ok(outcome) => Ok(Ok(outcome)),
+        Err(Stop::Wrong(text)) => Ok(Err(text)),
+        Err(Stop::Txn(error)) => Err(error),
+    }
+}
+
+impl<B: Benchmark> Run<B> {
+    /// The benchmark.
+    pub fn benchmark(&self) -> &B {
+        &self.work().benchmark
+    }
+
+    /// Numbers of transactions so far of each kind that was tried, of tasks that have ended.
+    pub fn kinds(&self) -> Vec<(&'static str, Kind)> {
+        let counts = self.work().counts.lock().expect("no thread panicked with the lock");
+        let kinds = B::KINDS.iter().copied().zip(counts.kinds.iter().copied());
+        kinds.filter(|(_, kind)| kind.attempts > 0).collect()
+    }
+
+    /// Fraction of the attempts of all transactions so far that did not commit, of tasks that have ended.
+    pub fn abort_rate(&self) -> f64 {
+        let sum = self.kinds().iter().fold(Kind::default(), |sum, (_, kind)| Kind {
+            attempts: sum.attempts + kind.attempts,
+            commits: sum.commits + kind.commits,
+            succeeded: sum.succeeded + kind.succeeded,
+        });
+        sum.abort_rate()
+    }
+
+    /// Reads and checks the units `first`, `first + step`, `first + 2 * step`, … once. Returns their part of the total.
+    ///
+    /// # Errors
+    /// A row cannot be read, or is wrong.
+    pub async fn audit<T: Txn, C: Clock>(
+        &self,
+        client: &mut Client<T, C>,
+        first: u64,
+        step: usize,
+    ) -> Result<i128, TxnTrouble> {
+        let Client { txn, clock } = client;
+        let (mut total, mut draws) = (0, Draws(first));
+        for unit in (first..self.benchmark().units()).step_by(step) {
+            let read = async |txn: &mut T| judged(self.benchmark().audit(txn, unit).await);
+            let (found, _) = retry::run(txn, clock, &mut draws, LIMIT, read).await?;
+            total += i128::from(found.map_err(TxnTrouble::Row)?);
+        }
+        Ok(total)
+    }
+
+    /// Compares the total of all units with what transactions have added. All tasks have ended.
+    ///
+    /// # Errors
+    /// They differ by more than what transactions of unknown outcome may have added.
+    pub fn check_total(&self, total: i128) -> Result<(), TxnTrouble> {
+        let counts = self.work().counts.lock().expect("no thread panicked with the lock");
+        let [least, most] = counts.unknown.map(|unknown| counts.added + unknown);
+        match (least..=most).contains(&total) {
+            true => Ok(()),
+            false => Err(TxnTrouble::Total { total, least, most }),
+        }
+    }
+}
+
+/// Draws a number below `count`, which is not 0.
+fn below(count: u64, random: &mut Random) -> u64 {
+    UniformLong::new(0, count - 1).next(random)
+}
+
+/// Draws an index of this list, whose weights add up to 100.
+fn of_mix(mix: &[u64], random: &mut Random) -> usize {
+    let mut drawn = below(100, random);
+    for (kind, &share) in mix.iter().enumerate() {
+        if drawn < share {
+            return kind;
+        }
+        drawn -= share;
+    }
+    unreachable!("the shares add up to 100 %")
+}
+
+/// Reads a row, which has a fixed length.
+async fn row<const N: usize>(txn: &mut impl Txn, key: &[u8; 8]) -> Result<Option<[u8; N]>, Stop> {
+    let Some(value) = txn.get(key).await? else { return Ok(None) };
+    let len = value.len();
+    let whole =
+        value.try_into().map_err(|_| Stop::Wrong(format!("row {key:02x?} has {len} bytes, not {N}")))?;
+    Ok(Some(whole))
+}
+
+/// Returns a row that every run has.
+fn present<T>(row: Option<T>, key: &[u8; 8]) -> Result<T, Stop> {
+    row.ok_or_else(|| Stop::Wrong(format!("row {key:02x?} is missing")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,454 @@
+//! TATP: subscribers of a telephone network, as FaSST's public code has it (`app/tatp`).
+//!
+//! ```text
+//! key                  | table u8 | type u8 | start time u8 | 0 u8 | subscriber u32 |    big-endian
+//! key of a number      | table u8 | 14 decimal digits of 4 bits |
+//! subscriber           | number, 15 ASCII digits | hex, 5 bytes | bytes, 10 bytes | bits u16 | msc u32 | vlr u32 |
+//! secondary subscriber | subscriber u32 | mark u8 | 0, 3 bytes |
+//! access info          | mark u8 | data, 9 bytes | 0, 6 bytes |
+//! special facility     | is active u8 | error control u8 | data a u8 | mark u8 | data b, 4 bytes |
+//! call forwarding      | end time u8 | mark u8 | number, 14 bytes |
+//! ```
+//! The total is the number of call forwarding rows.
+//!
+//! As in the paper's code, the call forwarding table is loaded in its steady state: each row of a facility exists with
+//! probability 1/2, where TATP loads 0 to 3 rows. A transaction looks for one facility, where TATP scans all of a
+//! subscriber.
+//!
+//! Differs from the paper's code: end times are 1 to 24 everywhere, as in TATP. Inserts of the code draw 0 to 23.
+
+use std::ops::RangeInclusive;
+
+use farside_systems::txn::Txn;
+
+use super::{Benchmark, Outcome, Stop, below, of_mix, present, row};
+use crate::driver::Kinds;
+use crate::workload::{self, Random};
+
+/// TATP with this number of subscribers.
+#[derive(Clone, Copy, Debug)]
+pub struct Tatp {
+    subscribers: u64,
+}
+
+impl Tatp {
+    /// Number of subscribers of each machine in the paper's runs.
+    pub const SUBSCRIBERS: u64 = 1_000_000;
+    /// Largest number of subscribers: their numbers have 9 digits.
+    pub const SUBSCRIBERS_MAX: u64 = 1_000_000_000;
+
+    /// Creates the benchmark.
+    ///
+    /// # Errors
+    /// There are too many subscribers, or none.
+    pub fn new(subscribers: u64) -> Result<Tatp, String> {
+        if !(1..=Tatp::SUBSCRIBERS_MAX).contains(&subscribers) {
+            return Err(format!(
+                "tatp has 1 to {} subscribers, not {subscribers}: give other --records",
+                Tatp::SUBSCRIBERS_MAX
+            ));
+        }
+        Ok(Tatp { subscribers })
+    }
+
+    /// Draws a subscriber, with TATP's distribution that is not uniform.
+    fn subscriber(&self, random: &mut Random) -> u32 {
+        let mask: u64 = match self.subscribers {
+            ..=1_000_000 => 65_535,
+            ..=10_000_000 => 1_048_575,
+            _ => 2_097_151,
+        };
+        let drawn = below(self.subscribers, random) | below(mask + 1, random);
+        // There are at most SUBSCRIBERS_MAX.
+        (drawn % self.subscribers) as u32
+    }
+}
+
+/// Shares of the kinds in percent, in the order of `KINDS`.
+const MIX: [u64; 7] = [35, 35, 10, 2, 14, 2, 2];
+const GET_SUBSCRIBER_DATA: usize = 0;
+const GET_ACCESS_DATA: usize = 1;
+const GET_NEW_DESTINATION: usize = 2;
+const UPDATE_SUBSCRIBER_DATA: usize = 3;
+const UPDATE_LOCATION: usize = 4;
+const INSERT_CALL_FORWARDING: usize = 5;
+const DELETE_CALL_FORWARDING: usize = 6;
+
+const SUBSCRIBER_LEN: usize = 40;
+/// Place of the bits of a subscriber, and of its locations.
+const BITS: usize = 30;
+const MSC: usize = 32;
+const VLR: usize = 36;
+/// Location of every subscriber's switch.
+const MSC_LOCATION: u32 = 97;
+/// Places of a facility's fields.
+const DATA_A: usize = 2;
+const DATA_B: usize = 3;
+/// Bytes by which the rows of a table are recognized.
+const SECONDARY_MARK: u8 = 98;
+const ACCESS_MARK: u8 = 99;
+const FACILITY_MARK: u8 = 100;
+const FORWARDING_MARK: u8 = 101;
+
+/// Types of a subscriber's access infos and facilities.
+const TYPES: u8 = 4;
+/// Start times of call forwardings, in hours.
+const STARTS: [u8; 3] = [0, 8, 16];
+
+impl Benchmark for Tatp {
+    const KINDS: Kinds = &[
+        "get subscriber data",
+        "get access data",
+        "get new destination",
+        "update subscriber data",
+        "update location",
+        "insert call forwarding",
+        "delete call forwarding",
+    ];
+
+    fn units(&self) -> u64 {
+        self.subscribers
+    }
+
+    fn rows_of_unit(&self) -> u64 {
+        2 + 2 * u64::from(TYPES) + u64::from(TYPES) * STARTS.len() as u64
+    }
+
+    fn value_len(&self) -> usize {
+        SUBSCRIBER_LEN
+    }
+
+    fn kind(&self, random: &mut Random) -> usize {
+        of_mix(&MIX, random)
+    }
+
+    fn added(&self, kind: usize) -> RangeInclusive<i64> {
+        match kind {
+            INSERT_CALL_FORWARDING => 0..=1,
+            DELETE_CALL_FORWARDING => -1..=0,
+            _ => 0..=0,
+        }
+    }
+
+    async fn load<T: Txn>(&self, txn: &mut T, unit: u64) -> Result<i64, Stop> {
+        let (subscriber, mut random) = (unit as u32, loader(unit));
+        let rows = Rows::of(&mut random);
+        let mut whole = [0; SUBSCRIBER_LEN];
+        whole.iter_mut().for_each(|byte| *byte = below(256, &mut random) as u8);
+        whole[..15].copy_from_slice(&digits(subscriber));
+        whole[MSC..VLR].copy_from_slice(&MSC_LOCATION.to_be_bytes());
+        txn.put(&key(Table::Subscriber, subscriber, 0, 0), &whole)?;
+        let mut secondary = [0; 8];
+        secondary[..4].copy_from_slice(&subscriber.to_be_bytes());
+        secondary[4] = SECONDARY_MARK;
+        txn.put(&number_key(subscriber), &secondary)?;
+        for access in 1..=TYPES {
+            if rows.has_access(access) {
+                let mut info = [0; 16];
+                info[..10].iter_mut().for_each(|byte| *byte = below(256, &mut random) as u8);
+                info[0] = ACCESS_MARK;
+                txn.put(&key(Table::AccessInfo, subscriber, access, 0), &info)?;
+            }
+        }
+        let mut forwardings = 0;
+        for kind in 1..=TYPES {
+            if !rows.has_facility(kind) {
+                continue;
+            }
+            let mut facility = [0; 8];
+            facility[0] = u8::from(below(100, &mut random) < 85);
+            facility[DATA_B] = FACILITY_MARK;
+            txn.put(&key(Table::SpecialFacility, subscriber, kind, 0), &facility)?;
+            for start in STARTS {
+                if below(2, &mut random) == 0 {
+                    let end = end_time(&mut random);
+                    put_forwarding(txn, &key(Table::CallForwarding, subscriber, kind, start), end)?;
+                    forwardings += 1;
+                }
+            }
+        }
+        Ok(forwardings)
+    }
+
+    async fn run<T: Txn>(&self, txn: &mut T, random: &mut Random) -> Result<Outcome, Stop> {
+        let kind = self.kind(random);
+        let subscriber = self.subscriber(random);
+        match kind {
+            GET_SUBSCRIBER_DATA => {
+                read_subscriber(txn, subscriber).await?;
+                Ok(Outcome::DONE)
+            }
+            GET_ACCESS_DATA => {
+                let key = key(Table::AccessInfo, subscriber, one_type(random), 0);
+                let found = marked::<16>(txn, &key, 0, ACCESS_MARK).await?;
+                Ok(if found.is_some() { Outcome::DONE } else { Outcome::FAILED })
+            }
+            GET_NEW_DESTINATION => {
+                let (facility, start, end) = (one_type(random), below(3, random) as usize, end_time(random));
+                self.new_destination(txn, subscriber, facility, start, end).await
+            }
+            UPDATE_SUBSCRIBER_DATA => {
+                let facility = one_type(random);
+                let [bits, data] = [below(1 << 16, random), below(256, random)];
+                update_subscriber(txn, subscriber, facility, bits as u16, data as u8).await
+            }
+            UPDATE_LOCATION => {
+                let location = below(1 << 32, random) as u32;
+                let subscriber = find_by_number(txn, subscriber).await?;
+                let mut whole = read_subscriber(txn, subscriber).await?;
+                whole[VLR..].copy_from_slice(&location.to_be_bytes());
+                txn.put(&key(Table::Subscriber, subscriber, 0, 0), &whole)?;
+                Ok(Outcome::DONE)
+            }
+            INSERT_CALL_FORWARDING => {
+                let (kind, start, end) = (one_type(random), start_time(random), end_time(random));
+                let subscriber = find_by_number(txn, subscriber).await?;
+                if read_facility(txn, subscriber, kind).await?.is_none() {
+                    return Ok(Outcome::FAILED);
+                }
+                let key = key(Table::CallForwarding, subscriber, kind, start);
+                if read_forwarding(txn, &key).await?.is_some() {
+                    return Ok(Outcome::FAILED);
+                }
+                put_forwarding(txn, &key, end)?;
+                Ok(Outcome::adding(1))
+            }
+            _ => {
+                let (kind, start) = (one_type(random), start_time(random));
+                let subscriber = find_by_number(txn, subscriber).await?;
+                let key = key(Table::CallForwarding, subscriber, kind, start);
+                if read_forwarding(txn, &key).await?.is_none() {
+                    return Ok(Outcome::FAILED);
+                }
+                txn.delete(&key)?;
+                Ok(Outcome::adding(-1))
+            }
+        }
+    }
+
+    /// A call forwarding row belongs to a facility, and access infos and facilities are those that were loaded.
+    async fn audit<T: Txn>(&self, txn: &mut T, unit: u64) -> Result<i64, Stop> {
+        let subscriber = unit as u32;
+        let rows = Rows::of(&mut loader(unit));
+        let mut keys = vec![key(Table::Subscriber, subscriber, 0, 0), number_key(subscriber)];
+        for kind in 1..=TYPES {
+            keys.extend(
+                [Table::AccessInfo, Table::SpecialFacility].map(|table| key(table, subscriber, kind, 0)),
+            );
+            keys.extend(STARTS.map(|start| key(Table::CallForwarding, subscriber, kind, start)));
+        }
+        fetch(txn, &keys).await?;
+        read_subscriber(txn, subscriber).await?;
+        find_by_number(txn, subscriber).await?;
+        let mut forwardings = 0;
+        for kind in 1..=TYPES {
+            let access = key(Table::AccessInfo, subscriber, kind, 0);
+            let has_access = marked::<16>(txn, &access, 0, ACCESS_MARK).await?.is_some();
+            let has_facility = read_facility(txn, subscriber, kind).await?.is_some();
+            if (has_access, has_facility) != (rows.has_access(kind), rows.has_facility(kind)) {
+                return Err(Stop::Wrong(format!(
+                    "subscriber {subscriber} has lost or gained an access info or a facility of type {kind}"
+                )));
+            }
+            for start in STARTS {
+                let found =
+                    read_forwarding(txn, &key(Table::CallForwarding, subscriber, kind, start)).await?;
+                if found.is_some() && !has_facility {
+                    return Err(Stop::Wrong(format!(
+                        "subscriber {subscriber} has a call forwarding of facility {kind}, which does not exist"
+                    )));
+                }
+                forwardings += i64::from(found.is_some());
+            }
+        }
+        Ok(forwardings)
+    }
+}
+
+impl Tatp {
+    /// Looks for a call forwarding that begins at `STARTS[start]` or earlier, and ends after `end`.
+    async fn new_destination(
+        &self,
+        txn: &mut impl Txn,
+        subscriber: u32,
+        kind: u8,
+        start: usize,
+        end: u8,
+    ) -> Result<Outcome, Stop> {
+        let facility = read_facility(txn, subscriber, kind).await?;
+        if facility.is_none_or(|[is_active, ..]| is_active == 0) {
+            return Ok(Outcome::FAILED);
+        }
+        let keys = STARTS.map(|start| key(Table::CallForwarding, subscriber, kind, start));
+        let keys = &keys[..=start];
+        fetch(txn, keys).await?;
+        let mut is_found = false;
+        for key in keys {
+            is_found |= read_forwarding(txn, key).await?.is_some_and(|until| end < until);
+        }
+        Ok(if is_found { Outcome::DONE } else { Outcome::FAILED })
+    }
+}
+
+async fn update_subscriber(
+    txn: &mut impl Txn,
+    subscriber: u32,
+    kind: u8,
+    bits: u16,
+    data: u8,
+) -> Result<Outcome, Stop> {
+    let keys = [key(Table::Subscriber, subscriber, 0, 0), key(Table::SpecialFacility, subscriber, kind, 0)];
+    fetch(txn, &keys).await?;
+    let mut whole = read_subscriber(txn, subscriber).await?;
+    let Some(mut facility) = read_facility(txn, subscriber, kind).await? else {
+        return Ok(Outcome::FAILED);
+    };
+    whole[BITS..MSC].copy_from_slice(&bits.to_be_bytes());
+    facility[DATA_A] = data;
+    txn.put(&keys[0], &whole)?;
+    txn.put(&keys[1], &facility)?;
+    Ok(Outcome::DONE)
+}
+
+/// Tables, by the first byte of their keys.
+#[derive(Clone, Copy)]
+enum Table {
+    Subscriber = 1,
+    Secondary,
+    AccessInfo,
+    SpecialFacility,
+    CallForwarding,
+}
+
+fn key(table: Table, subscriber: u32, kind: u8, start: u8) -> [u8; 8] {
+    let [a, b, c, d] = subscriber.to_be_bytes();
+    [table as u8, kind, start, 0, a, b, c, d]
+}
+
+/// Key of a subscriber's number: two digits in each byte.
+fn number_key(subscriber: u32) -> [u8; 8] {
+    let (mut key, mut rest) = ([0; 8], subscriber);
+    key[0] = Table::Secondary as u8;
+    for byte in key[1..].iter_mut().rev() {
+        *byte = ((rest / 10 % 10) << 4 | rest % 10) as u8;
+        rest /= 100;
+    }
+    key
+}
+
+/// The number of a subscriber, in ASCII.
+fn digits(subscriber: u32) -> [u8; 15] {
+    let (mut digits, mut rest) = ([b'0'; 15], subscriber);
+    for digit in digits.iter_mut().rev() {
+        *digit += (rest % 10) as u8;
+        rest /= 10;
+    }
+    digits
+}
+
+/// Source of the rows that a subscriber is loaded with.
+fn loader(unit: u64) -> Random {
+    const SEED: u64 = 0x7a7b_0000_0000_0000;
+    workload::random(SEED ^ unit)
+}
+
+/// Access infos and facilities of a subscriber: a bit for each type.
+struct Rows {
+    access: u8,
+    facilities: u8,
+}
+
+impl Rows {
+    /// Draws 1 to 4 types of each.
+    fn of(random: &mut Random) -> Rows {
+        let mut some = || {
+            let (count, mut drawn) = (1 + below(TYPES.into(), random) as u32, 0u8);
+            while drawn.count_ones() < count {
+                drawn |= 1 << one_type(random);
+            }
+            drawn
+        };
+        Rows { access: some(), facilities: some() }
+    }
+
+    fn has_access(&self, kind: u8) -> bool {
+        self.access >> kind & 1 == 1
+    }
+
+    fn has_facility(&self, kind: u8) -> bool {
+        self.facilities >> kind & 1 == 1
+    }
+}
+
+fn one_type(random: &mut Random) -> u8 {
+    1 + below(TYPES.into(), random) as u8
+}
+
+fn start_time(random: &mut Random) -> u8 {
+    STARTS[below(STARTS.len() as u64, random) as usize]
+}
+
+fn end_time(random: &mut Random) -> u8 {
+    1 + below(24, random) as u8
+}
+
+/// Reads rows at the same time.
+async fn fetch(txn: &mut impl Txn, keys: &[[u8; 8]]) -> Result<(), Stop> {
+    let names: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+    Ok(txn.fetch(&names).await?)
+}
+
+async fn read_subscriber(txn: &mut impl Txn, subscriber: u32) -> Result<[u8; SUBSCRIBER_LEN], Stop> {
+    let key = key(Table::Subscriber, subscriber, 0, 0);
+    let whole: [u8; SUBSCRIBER_LEN] = present(row(txn, &key).await?, &key)?;
+    match whole[..15] == digits(subscriber) && whole[MSC..VLR] == MSC_LOCATION.to_be_bytes() {
+        true => Ok(whole),
+        false => Err(Stop::Wrong(format!("subscriber {subscriber} has the row {whole:02x?}"))),
+    }
+}
+
+/// Finds the subscriber that has a number: the one from which the number was made.
+async fn find_by_number(txn: &mut impl Txn, subscriber: u32) -> Result<u32, Stop> {
+    let key = number_key(subscriber);
+    let found = present(marked::<8>(txn, &key, 4, SECONDARY_MARK).await?, &key)?;
+    match found[..4] == subscriber.to_be_bytes() {
+        true => Ok(subscriber),
+        false => Err(Stop::Wrong(format!("the number of subscriber {subscriber} has the row {found:02x?}"))),
+    }
+}
+
+async fn read_facility(txn: &mut impl Txn, subscriber: u32, kind: u8) -> Result<Option<[u8; 8]>, Stop> {
+    marked(txn, &key(Table::SpecialFacility, subscriber, kind, 0), DATA_B, FACILITY_MARK).await
+}
+
+/// Returns the end time of a call forwarding, if the row exists.
+async fn read_forwarding(txn: &mut impl Txn, key: &[u8; 8]) -> Result<Option<u8>, Stop> {
+    let found = marked::<16>(txn, key, 1, FORWARDING_MARK).await?;
+    match found {
+        None => Ok(None),
+        Some([end @ 1..=24, ..]) => Ok(Some(end)),
+        Some([end, ..]) => Err(Stop::Wrong(format!("row {key:02x?} has the end time {end}"))),
+    }
+}
+
+fn put_forwarding(txn: &mut impl Txn, key: &[u8; 8], end: u8) -> Result<(), Stop> {
+    let mut value = [0; 16];
+    value[..2].copy_from_slice(&[end, FORWARDING_MARK]);
+    Ok(txn.put(key, &value)?)
+}
+
+/// Reads a row that has this mark at this place.
+async fn marked<const N: usize>(
+    txn: &mut impl Txn,
+    key: &[u8; 8],
+    place: usize,
+    mark: u8,
+) -> Result<Option<[u8; N]>, Stop> {
+    let found: Option<[u8; N]> = row(txn, key).await?;
+    match found {
+        Some(value) if value[place] != mark => {
+            Err(Stop::Wrong(format!("row {key:02x?} is of another table: {value:02x?}")))
+        }
+        found => Ok(found),
+    }
+}
