@@ -5,8 +5,8 @@
 //! Benchmark   its units and their rows, its kinds of transactions, and what each of them does
 //! Oltp        draws transactions, repeats one that met another, and counts what they have done
 //! ```
-//! A transaction that does not find its rows, or whose condition does not hold, has failed by itself: it writes nothing,
-//! and is not repeated. It is validated nevertheless, so its outcome is that of a serial order.
+//! A transaction that does not find its rows, or whose condition does not hold, has failed by itself: it writes
+//! nothing, and is not repeated. It is validated nevertheless, so its outcome is that of a serial order.
 //!
 //! Invariant: a transaction draws its arguments from a seed of its own, so each of its attempts has the same.
 //! Invariant: every row that is read is checked, and a transaction writes after all its reads were checked.
@@ -297,8 +297,8 @@ impl<B: Benchmark, T: Txn, C: Clock> Perform<Client<T, C>> for Oltp<B> {
 
 const LIMIT: Attempts = Attempts { most: ATTEMPTS, ..Attempts::UNLIMITED };
 
-/// Separates a wrong row from errors of the store. What was read is validated by the commit, so a wrong row was not read
-/// by an inconsistent transaction.
+/// Separates a wrong row from errors of the store. What was read is validated by the commit, so a wrong row was not
+/// read by an inconsistent transaction.
 fn judged<O>(done: Result<O, Stop>) -> Result<Result<O, String>, TxnError> {
     match done {
         Ok(outcome) => Ok(Ok(outcome)),

@@ -54,8 +54,8 @@ impl Tatp {
     /// Draws a subscriber, with TATP's distribution that is not uniform.
     fn subscriber(&self, random: &mut Random) -> u32 {
         let mask: u64 = match self.subscribers {
-            ..=1_000_000 => 65_535,
-            ..=10_000_000 => 1_048_575,
+            0..=1_000_000 => 65_535,
+            1_000_001..=10_000_000 => 1_048_575,
             _ => 2_097_151,
         };
         let drawn = below(self.subscribers, random) | below(mask + 1, random);
@@ -330,7 +330,7 @@ fn number_key(subscriber: u32) -> [u8; 8] {
     let (mut key, mut rest) = ([0; 8], subscriber);
     key[0] = Table::Secondary as u8;
     for byte in key[1..].iter_mut().rev() {
-        *byte = ((rest / 10 % 10) << 4 | rest % 10) as u8;
+        *byte = (((rest / 10 % 10) << 4) | (rest % 10)) as u8;
         rest /= 100;
     }
     key

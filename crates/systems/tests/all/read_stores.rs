@@ -437,10 +437,12 @@ fn torn_bytes_are_never_returned_by(kinds: &[&str]) {
     }
 }
 
+#[cfg(farside_mutants)]
 pub(crate) fn torn_bytes_are_never_returned_by_farm_kv() {
     torn_bytes_are_never_returned_by(&[farm_kv::KIND]);
 }
 
+#[cfg(farside_mutants)]
 pub(crate) fn torn_bytes_are_never_returned_by_the_cached_index() {
     torn_bytes_are_never_returned_by(&[cached_index::KIND]);
 }
@@ -463,6 +465,7 @@ fn a_get_is_right_at_every_point_of_a_concurrent_put_or_delete() {
 }
 
 /// As the test above, for the cached index alone.
+#[cfg(farside_mutants)]
 pub(crate) fn a_get_of_the_cached_index_is_right_at_every_point() {
     let (kind, parameters) = OF_CACHED_INDEX;
     assert_eq!(paced::play_on(kind, parameters, || ()), Ok(()));

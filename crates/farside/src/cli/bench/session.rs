@@ -529,15 +529,15 @@ impl<S: Subject> Measured<S> {
                     None => run.await,
                     Some(keepers) => keepers.beside(run).await,
                 }
-                // If all are handles of one client, the task that ends last has the numbers of all.
-                let mut events = events.borrow_mut();
-                if !S::HAS_OWN_CLIENTS {
-                    events.clear();
+                {
+                    // If all are handles of one client, the task that ends last has the numbers of all.
+                    let mut events = events.borrow_mut();
+                    if !S::HAS_OWN_CLIENTS {
+                        events.clear();
+                    }
+                    let own = S::events(&client).into_iter();
+                    own.for_each(|(name, count)| *events.entry(name).or_default() += count);
                 }
-                S::events(&client)
-                    .into_iter()
-                    .for_each(|(name, count)| *events.entry(name).or_default() += count);
-                drop(events);
                 drop(client);
                 if let Some(keepers) = keepers {
                     keepers.end().await;

@@ -456,7 +456,7 @@ impl Subject for Transactions {
     const COMMAND: &'static str = "txn";
     const DROPPING: Dropping = Dropping::STORE;
     type Work = TxnWork;
-    type Client<F: Fabric + Clock + Turns> = txn::Client<AnyTxn<Rc<F>>, Rc<F>>;
+    type Client<F: Fabric + Clock + Turns> = Transacting<F>;
 
     fn planned(config: &SessionConfig) -> Result<txn::Run, Failure> {
         let plan = txn::Plan {
@@ -554,7 +554,7 @@ impl Subject for Tables {
     const COMMAND: &'static str = "txn";
     const DROPPING: Dropping = Dropping::STORE;
     type Work = Oltp<AnyBenchmark>;
-    type Client<F: Fabric + Clock + Turns> = txn::Client<AnyTxn<Rc<F>>, Rc<F>>;
+    type Client<F: Fabric + Clock + Turns> = Transacting<F>;
 
     fn planned(config: &SessionConfig) -> Result<oltp::Run<AnyBenchmark>, Failure> {
         let benchmark = config.benchmark.clone().expect("a run of a benchmark has one");
@@ -657,12 +657,15 @@ fn create_transactional(
     pool.create_store(&new).map(drop)
 }
 
+/// A handle of a client of a transactional store.
+type Transacting<F> = txn::Client<AnyTxn<Rc<F>>, Rc<F>>;
+
 /// Opens a client of a transactional store, and a handle for each of `count` tasks.
 fn transactional_clients<S: Subject, F: Fabric + Clock + Turns + 'static>(
     session: &Measured<S>,
     fabric: &Rc<F>,
     count: u32,
-) -> Result<Vec<txn::Client<AnyTxn<Rc<F>>, Rc<F>>>, Failure> {
+) -> Result<Vec<Transacting<F>>, Failure> {
     let entropy = getrandom::u64().expect("the system has random bytes: ids must not be guessed");
     let (nodes, options) = (session.pool.nodes().len() as u32, Options { entropy, ..Options::NONE });
     let opened = AnyTxn::open_in(Rc::clone(fabric), nodes, &session.store, &options);
