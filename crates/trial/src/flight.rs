@@ -26,6 +26,8 @@ pub struct Phase {
     pub allocates: bool,
     /// Whether requests of this phase append to the log of a store that has one, and its disk may be full.
     pub logs: bool,
+    /// Whether a client may sleep in this phase. Only the skew of a clock that it sleeps by counts as a strike.
+    pub(crate) sleeps: bool,
     /// Whether the store may be dropped and created again within the phase.
     pub(crate) is_revocable: bool,
     /// Whether a trial has few requests of this phase, so that faults must strike most of them.
@@ -46,6 +48,7 @@ impl Phase {
             name,
             allocates: false,
             logs: false,
+            sleeps: true,
             is_revocable: true,
             is_rare: false,
             is_of_openings: false,
@@ -67,6 +70,11 @@ impl Phase {
     /// States that requests of this phase append to the store's log.
     pub(crate) const fn logging(self) -> Phase {
         Phase { logs: true, ..self }
+    }
+
+    /// States that a client does not sleep in this phase. A carrier with messages sleeps nevertheless.
+    pub(crate) const fn sleepless(self) -> Phase {
+        Phase { sleeps: false, ..self }
     }
 
     pub(crate) const fn rare(self) -> Phase {
@@ -131,6 +139,9 @@ pub fn can_strike(fault: Fault, phase: &Phase, carriers: &[Carrier]) -> bool {
         && (fault != Fault::Exhaustion || phase.allocates)
         && (fault != Fault::Revocation || phase.is_revocable)
         && (!fault.is_of_logs() || phase.logs)
+        && (fault != Fault::ClockSkew
+            || phase.sleeps
+            || carriers.iter().any(|carrier| *carrier != Carrier::Direct))
 }
 
 /// Number of times that each fault has struck within each phase, with a row for each of [`Fault::ALL`].

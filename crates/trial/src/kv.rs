@@ -155,10 +155,15 @@ static PHASES_OF_CALLS: Phases = Phases {
     of: phase_of_calls,
 };
 
-/// Phases of systems whose tables have places of one size. Their stores have no buffers. A put that finds no place is
-/// declined, as in a trial with more keys than places.
+/// Phases of systems whose tables have places of one size. Their stores have no buffers, and their clients do not
+/// sleep. A put that finds no place is declined, as in a trial with more keys than places.
 static PHASES_OF_PLACES: Phases = Phases {
-    all: &[Phase::new("idle").rare(), Phase::new("look"), Phase::new("call"), Phase::new("catalog").rare()],
+    all: &[
+        Phase::new("idle").rare().sleepless(),
+        Phase::new("look").sleepless(),
+        Phase::new("call").sleepless(),
+        Phase::new("catalog").rare().sleepless(),
+    ],
     of: phase_of_calls,
 };
 
