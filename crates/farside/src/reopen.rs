@@ -100,6 +100,9 @@ mod tests {
             assert_eq!(kv.store().kind, system.kind);
             let costs = fabric.take();
             assert_eq!((costs.round_trips, costs.calls, costs.requests), (1, 1, 0), "{}", system.kind);
+            drop(kv);
+            drop(fabric);
+            pool.drop_store(system.kind).expect("the store exists");
         }
     }
 }

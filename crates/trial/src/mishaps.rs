@@ -34,6 +34,9 @@ const OPENING_STRIKES: u64 = 20;
 /// Number of strikes that requests order while no client has opened the present store, before the first operation of a
 /// trial. Each operation allows one more.
 const UNOPENED_STRIKES: u64 = 200;
+/// Number of restarts and losses of nodes after which the requests of clients order no further strikes. Clients wait
+/// for about 10 ms each time.
+const OUTAGES_MAX: u64 = 2000;
 /// One in this many requests of recoverers in a rare phase is struck if the trial focuses on recoverers.
 const RECOVERY_STRUCK_ONE_IN: u64 = 4;
 
@@ -129,7 +132,7 @@ pub(crate) fn on_operation(scene: &Rc<Scene>, site: &Rc<Site>) {
 /// operation. Strikes are ordered, but do not strike the phase, if a client repeats a request while it has no session.
 /// For the phases of recoverers the bound is lower: no client can work while each recoverer dies. It is lower for the
 /// phases of openings, too: if each request of an opening is struck, no client opens the store. While no client has
-/// opened the present store, all other phases have such a bound.
+/// opened the present store, all other phases have such a bound. All nodes together have [`OUTAGES_MAX`].
 pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase: usize) -> bool {
     let is_recoverer = scene.recoverers().contains(&client);
     if client >= scene.drawn.clients && !is_recoverer || is_recoverer && phase == IDLE {
@@ -149,6 +152,7 @@ pub(crate) fn on_request(scene: &Rc<Scene>, site: &Rc<Site>, client: u32, phase:
             scene.flights.struck_in(phase) >= struck_max
                 || scene.flights.ordered_in(phase) >= ordered_max
                 || is_unopened && scene.unopened_strikes.get() >= UNOPENED_STRIKES + begun
+                || scene.struck.of(Fault::NodeRestart) + scene.struck.of(Fault::NodeLoss) >= OUTAGES_MAX
         }
     };
     let one_in = match (is_recoverer, scene.flights.phase(phase).is_rare) {

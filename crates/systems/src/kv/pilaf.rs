@@ -13,7 +13,7 @@
 //! * Collisions are resolved by linear probing. A delete marks its entry and never empties it.
 //! * A GET that reads torn bytes [`ATTEMPTS_MAX`] times calls the service. So every GET ends, however often its key is
 //!   put.
-//! * An item carries the number of its install, so that `get` can return a [`Version`].
+//! * An item carries the number of its install, so that `get` can return a [`Version`](super::Version).
 //!
 //! A GET is linearizable:
 //! * If it finds a value: an entry with a valid CRC was written by the service and was in the slot at some instant
