@@ -15,6 +15,10 @@ use crate::workload::{Distribution, KeyChooser, Random, key, unit};
 /// Largest number of objects of a transaction.
 pub const KEYS_MAX: usize = 32;
 
+/// Number of draws for an object that a transaction does not have yet. After them it is the next one that is free: the
+/// most skewed distributions hardly ever draw another object.
+const DRAWS_MAX: u32 = 100;
+
 /// The object store.
 #[derive(Clone, Debug)]
 pub struct Objects {
@@ -75,11 +79,18 @@ impl Objects {
     /// Draws the objects of a transaction. They differ.
     fn drawn(&self, random: &mut Random) -> Vec<u64> {
         let (mut chooser, mut drawn) = (self.chooser.clone(), Vec::with_capacity(self.keys));
-        while drawn.len() < self.keys {
-            let object = chooser.next(self.objects - 1, random);
-            if !drawn.contains(&object) {
-                drawn.push(object);
+        for _ in 0..self.keys {
+            let (mut object, mut draws) = (chooser.next(self.objects - 1, random), 1);
+            while drawn.contains(&object) {
+                draws += 1;
+                let draws_on = draws <= DRAWS_MAX;
+                object = if draws_on {
+                    chooser.next(self.objects - 1, random)
+                } else {
+                    (object + 1) % self.objects
+                };
             }
+            drawn.push(object);
         }
         drawn
     }

@@ -55,8 +55,8 @@ enum Action {
         /// smart, art and sherman [default: 8]
         #[arg(long, value_name = "8|string", value_parser = key_size)]
         key_size: Option<Keys>,
-        /// Length of the longest value of an index or of a transactional store; only for the kinds smart, art, sherman,
-        /// prism-tx, farm and fasst [default: 8, or 1KiB for transactional stores]
+        /// Length of the longest value; only for the kinds smart, art, sherman [default: 8], prism-tx, farm, fasst
+        /// [default: 1KiB], farm-kv and cached-index [default: 256 with its key]
         #[arg(long, value_name = "BYTES", value_parser = value_size)]
         value_size: Option<u32>,
         /// Length of the longest value that an index keeps beside its key: at most 7KiB, for which each key then has

@@ -174,7 +174,8 @@ impl<F: Fabric + Clock> FarmKv<F> {
             return Ok(Look::Torn);
         }
         let mut start = of_home;
-        for _ in 0..CHAIN_MAX {
+        // The longest chain ends after its last block.
+        for _ in 0..=CHAIN_MAX {
             let Some(block) = start.next.get().checked_sub(1).map(u64::from) else { return Ok(Look::Absent) };
             if block >= self.table.spec.blocks {
                 return Err(KvError::Damaged(DAMAGED));

@@ -339,7 +339,7 @@ impl Txn {
 /// Number of bytes that a transaction of a benchmark writes at most; `None` if any store allows that many rows.
 fn writes_max(benchmark: &AnyBenchmark) -> Option<u32> {
     /// Number of rows that a transaction can write in any store.
-    const ROWS: u64 = 8;
+    const ROWS: u64 = 4;
     /// Bytes of a row beside its value: the key, and headers of the store.
     const BESIDE: u64 = 128;
     let (rows, value_len) = (benchmark.writes_max(), benchmark.value_len() as u64);

@@ -164,12 +164,14 @@ pub struct TableSpec {
 impl TableSpec {
     /// Describes a table for this number of items, or `None` if there is none.
     pub fn of(items: u64, pair: u32, seed: u64, placement: Placement) -> Option<TableSpec> {
-        let is_possible = items <= ITEM_COUNT_MAX && (1..=PAIR_MAX).contains(&(pair as usize));
+        if items > ITEM_COUNT_MAX || !(1..=PAIR_MAX).contains(&(pair as usize)) {
+            return None;
+        }
         let entries = (items * FILL[1]).div_ceil(FILL[0]);
         let buckets = entries.div_ceil(BUCKET_ENTRIES as u64).next_power_of_two().max(2);
         let extra = (buckets / BUCKETS_PER_EXTRA).max(EXTRA_MIN);
         let items = items.max(ITEMS_MIN);
-        is_possible.then_some(TableSpec { buckets, extra, items, pair, seed, placement })
+        Some(TableSpec { buckets, extra, items, pair, seed, placement })
     }
 
     /// Number of entries of the buckets in which chains begin.

@@ -164,11 +164,13 @@ pub struct TableSpec {
 impl TableSpec {
     /// Describes a table for this number of items, or `None` if there is none.
     pub fn of(items: u64, pair: u32, seed: u64, placement: Placement) -> Option<TableSpec> {
-        let is_possible = items <= ITEM_COUNT_MAX && (1..=PAIR_MAX).contains(&(pair as usize));
+        if items > ITEM_COUNT_MAX || !(1..=PAIR_MAX).contains(&(pair as usize)) {
+            return None;
+        }
         let slots = (items * FILL[1]).div_ceil(FILL[0]);
         let buckets = slots.div_ceil(BUCKET_SLOTS as u64).next_power_of_two().max(2);
         let blocks = (buckets / BUCKETS_PER_BLOCK).max(BLOCKS_MIN);
-        is_possible.then_some(TableSpec { buckets, blocks, pair, seed, placement })
+        Some(TableSpec { buckets, blocks, pair, seed, placement })
     }
 
     /// Number of slots of the buckets that are homes of keys.

@@ -33,6 +33,7 @@ use crate::txn::session::Recovery;
 use farside_remote::clock::Clock;
 use farside_remote::{Fabric, read};
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// State of a transaction at all members.
@@ -53,7 +54,7 @@ impl<F: Fabric + Clock> Site<F> {
         self.fetch_keys().await?;
         let (id, nonce) = (expired.id(), expired.nonce());
         let fenced = self.fence(expired).await?;
-        let states = self.look_until_equal(id).await?;
+        let states = self.look_until_equal(id, nonce).await?;
         let is_recovered = self.leases.entry(id).await?.nonce() != Some(nonce);
         let mut recovery = Recovery::default();
         if is_recovered && !mutants::LEASE_UNCONFIRMED.is_on() {
@@ -81,12 +82,17 @@ impl<F: Fabric + Clock> Site<F> {
         Ok(recovery)
     }
 
-    /// Returns the states of all lanes of a fenced client, by member and lane, as they were at one instant.
-    async fn look_until_equal(&self, id: ClientId) -> Result<Vec<Vec<LaneState>>, TxnError> {
+    /// Returns the states of all lanes of a fenced client, by member and lane, as they were at one instant. They may be
+    /// of several instants if another recoverer has released the id: lanes of the next holder change all the time.
+    async fn look_until_equal(
+        &self,
+        id: ClientId,
+        nonce: NonZeroU64,
+    ) -> Result<Vec<Vec<LaneState>>, TxnError> {
         let mut states = self.look_at_all(id).await?;
         while !mutants::LOOKED_ONCE.is_on() {
             let again = self.look_at_all(id).await?;
-            if again == states {
+            if again == states || self.leases.entry(id).await?.nonce() != Some(nonce) {
                 break;
             }
             states = again;
