@@ -166,7 +166,8 @@ pub(crate) fn refusal(kind: &str, op: Op, rights: Rights) -> Option<String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
-    /// Reads the value of a key, for a client that read torn bytes [`ATTEMPTS_MAX`] times.
+    /// Reads the value of a key, for a client that read torn bytes [`ATTEMPTS_MAX`] times, or slowly [`SLOW_MAX`]
+    /// times.
     Get = 1,
     /// Stores a value for a key.
     Put = 2,

@@ -676,7 +676,7 @@ const HUNT: u64 = 2500;
 
 #[cfg(farside_mutants)]
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "hunts each mutant by up to 2500 seeds: cargo xtask soak"]
 fn soak_the_trial_finds_broken_variants() {
     use crate::mutants::SELDOM_IN_PRISM_TX;
     use farside_remote::mutant::Mutant;
