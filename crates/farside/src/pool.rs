@@ -26,7 +26,7 @@ use farside_fabrics::tcp::tls::{HostName, TlsLine, Trust};
 use farside_fabrics::udp::UdpLine;
 use farside_fabrics::udp::seal::Shared;
 use farside_node::access::{Fingerprint, GUESSES_WITHIN, LOCKED_FOR};
-use farside_node::host::{self, Host};
+use farside_node::host::{self, Host, Listen};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
 use farside_remote::fabric::ServiceId;
 use farside_remote::{Fabric, FabricError, NodeId};
@@ -177,6 +177,9 @@ pub struct NewStore {
     pub keys: Option<Keys>,
     /// How many of its techniques the system uses. Only for indexes, and for measurements; all if absent.
     pub rung: Option<Rung>,
+    /// Length of the longest key in bytes. Only for the kinds `farm` and `fasst`, which reserve memory for it; 64 if
+    /// absent.
+    pub key_max: Option<u32>,
     /// Length of the longest value in bytes. Only for indexes and transactional stores; 8 or 1024 if absent.
     pub value_size: Option<u32>,
     /// Length in bytes of the longest value that lies beside its key; longer ones cost a request more, and less memory
@@ -203,6 +206,7 @@ impl NewStore {
             put_threshold: None,
             keys: None,
             rung: None,
+            key_max: None,
             value_size: None,
             inline_size: None,
             transacting: Transacting::NONE,
@@ -218,6 +222,7 @@ impl NewStore {
             collision_free: self.collision_free,
             block_buckets: self.block_buckets,
             put_threshold: self.put_threshold,
+            key_len: self.key_max.unwrap_or(0) as usize,
             value_len: self.value_size.unwrap_or(0) as usize,
             indexing: Indexing {
                 keys: self.keys,
@@ -332,7 +337,7 @@ fn reach(url: &str, options: &Options) -> Result<Reach, Error> {
                 "" => LOCAL_MEMORY,
                 size => crate::config::parse_bytes(size).map_err(Error::Url)?,
             };
-            Ok(Reach::Local(Arc::new(host(bytes)?)))
+            Ok(Reach::Local(Arc::new(host(bytes, Vec::new())?)))
         }
         Some(("udp", address)) => Ok(Reach::Udp(address_of(url, address)?)),
         Some(("tcp", address)) => Ok(Reach::Tcp(address_of(url, address)?)),
@@ -732,16 +737,21 @@ impl Pool {
     /// The memory cannot be mapped, or a thread cannot be started.
     #[doc(hidden)]
     pub fn serve_here(memory: u64) -> Result<Pool, Error> {
-        let reach = Reach::Local(Arc::new(host(memory)?));
-        let url = format!("local:{memory}");
-        Ok(Pool::of(vec![Node {
-            url,
-            reach,
-            token: None,
-            shared: None,
-            faults: None,
-            refusal: Arc::default(),
-        }]))
+        Ok(Pool::serve_here_at(memory, Vec::new())?.0)
+    }
+
+    /// The same, for clients of other processes, too: an engine serves them at each of these addresses. Returns the
+    /// addresses' urls, with the actual ports. This process reaches its node without an engine.
+    ///
+    /// # Errors
+    /// The memory cannot be mapped, a thread cannot be started, or an address is in use.
+    #[doc(hidden)]
+    pub fn serve_here_at(memory: u64, listen: Vec<Listen>) -> Result<(Pool, Vec<String>), Error> {
+        let host = host(memory, listen)?;
+        let urls = host.listening().iter().map(Listen::to_string).collect();
+        let (url, reach) = (format!("local:{memory}"), Reach::Local(Arc::new(host)));
+        let node = Node { url, reach, token: None, shared: None, faults: None, refusal: Arc::default() };
+        Ok((Pool::of(vec![node]), urls))
     }
 
     /// The same node, with faults injected into the datagrams of both directions.
@@ -806,10 +816,10 @@ impl Pool {
     }
 }
 
-/// Starts a node in this process, with `memory` bytes and no store.
-fn host(memory: u64) -> Result<Host, Error> {
+/// Starts a node in this process, with `memory` bytes, no store, and an engine at each of these addresses.
+fn host(memory: u64, listen: Vec<Listen>) -> Result<Host, Error> {
     let memory = Mapping::create(memory, Pages::Auto)?;
-    Ok(Host::start(memory, registry::kinds(), host::Options::default())?)
+    Ok(Host::start(memory, registry::kinds(), host::Options { listen, ..host::Options::default() })?)
 }
 
 impl Node {

@@ -4,6 +4,7 @@ mod blocks;
 mod compare;
 mod floor;
 mod latch;
+mod peers;
 mod rpc;
 mod session;
 mod txn;
@@ -548,6 +549,10 @@ impl Ycsb {
 impl Measure {
     fn check_log(&self) -> Done {
         self.hdr_log.as_deref().map_or(Ok(()), files::check_writable)
+    }
+
+    fn has_log(&self) -> bool {
+        self.hdr_log.is_some()
     }
 
     /// Number of operations of a repeat, and its maximum length in seconds. If the number of operations is given, only

@@ -8,7 +8,7 @@
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 /// A server process, with the processes that it started.
 pub(super) struct Server {
@@ -44,6 +44,11 @@ impl Server {
 
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The server's standard input, if it is piped.
+    pub(super) fn stdin(&mut self) -> &mut Option<ChildStdin> {
+        &mut self.child.stdin
     }
 
     /// The server's standard output, if it is piped.

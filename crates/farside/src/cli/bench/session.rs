@@ -73,6 +73,19 @@ pub(in crate::cli) struct Measured<S: Subject> {
     sampled: OnceLock<Sampled>,
 }
 
+/// Returns the memory of a node that holds a store with this quota.
+fn memory_of(quota: u64) -> u64 {
+    (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20)
+}
+
+/// Returns the memory of a node that holds the store of a plan.
+///
+/// # Errors
+/// No store can be that large.
+pub(in crate::cli) fn memory_for(config: &SessionConfig) -> Result<u64, Failure> {
+    quota(config).map(memory_of)
+}
+
 /// Number of tasks per thread while the store is loaded.
 const LOADERS: u32 = 64;
 /// Number of operations in the sample whose round trips are counted.
@@ -105,7 +118,7 @@ impl<S: Subject> Measured<S> {
     fn start_all_serving(all: Vec<SessionConfig>, also: &[FabricArg]) -> Result<Vec<Measured<S>>, Failure> {
         let quotas = all.iter().map(quota).collect::<Result<Vec<u64>, Failure>>()?;
         let quota: u64 = quotas.iter().sum();
-        let memory = (quota + (quota >> 5) + (64 << 20)).next_multiple_of(2 << 20);
+        let memory = memory_of(quota);
         let first = all.first().expect("there is at least one plan");
         if first.existing.pool.is_none() {
             check_available(memory * u64::from(first.nodes()), &first.remedy())?;
@@ -116,6 +129,20 @@ impl<S: Subject> Measured<S> {
         sessions
             .map(|((config, run), quota)| Measured::on(&pool, nodes.clone(), config, run, quota))
             .collect()
+    }
+
+    /// Opens a session on a loaded store, whose nodes others have started. The plan's phase names the store.
+    ///
+    /// # Errors
+    /// The store is not as the plan expects.
+    pub(in crate::cli) fn within(pool: &Pool, config: SessionConfig) -> Result<Measured<S>, Failure> {
+        let run = S::planned(&config)?;
+        Measured::on(pool, Vec::new(), config, run, 0)
+    }
+
+    /// Name of the store.
+    pub(in crate::cli) fn store(&self) -> &str {
+        &self.store
     }
 
     fn on(

@@ -1,5 +1,6 @@
 //! `bench txn`: transactions that update several records: YCSB-T, TATP, SmallBank and an object store.
 
+use super::peers;
 use super::session::{Audited, Measured, SessionConfig, Tables, Transactions};
 use super::{ExistingNode, FabricArg, INDEX_THREADS_MAX, Measure, RECORDS_MAX, System, check, show, systems};
 use crate::cli::{Done, Failure, value_size};
@@ -65,6 +66,13 @@ pub(super) struct Txn {
     /// of smallbank and the call forwardings of tatp must be what the committed transactions have made of them
     #[arg(long)]
     verify: bool,
+    /// Run this many processes, each with a memory node and the clients: each holds a part of the records, and reaches
+    /// it without a packet; over udp or tcp [default: one node, and the clients in this process]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=PEERS_MAX))]
+    peers: Option<u32>,
+    /// This process is one of them.
+    #[arg(long, hide = true, requires = "peers")]
+    as_peer: bool,
     #[command(flatten)]
     existing: ExistingNode,
     /// Print the result as one JSON object on the last line
@@ -120,6 +128,8 @@ fn any_size(text: &str) -> Result<u32, String> {
     size.ok_or_else(|| format!("values of '{text}' bytes are not possible: give 1 to 32KiB"))
 }
 
+/// Largest number of peers.
+const PEERS_MAX: i64 = 8;
 /// Longest value in bytes.
 const SIZE_MAX: u32 = 32 << 10;
 
@@ -150,7 +160,13 @@ impl Txn {
         }
         self.check_workload()?;
         self.measure.check_log()?;
+        self.check_peers()?;
         let config = self.config()?;
+        match (self.peers, self.workload) {
+            (Some(peers), WorkloadArg::YcsbT) => return self.peers::<Transactions>(peers, config),
+            (Some(peers), _) => return self.peers::<Tables>(peers, config),
+            (None, _) => {}
+        }
         match self.workload {
             WorkloadArg::YcsbT => self.measured::<Transactions>(config, |_, _| Ok(())),
             _ => self.measured::<Tables>(config, |session, report| {
@@ -198,6 +214,37 @@ impl Txn {
             }
         }
         Ok(())
+    }
+
+    /// # Errors
+    /// A flag does not go with `--peers`.
+    fn check_peers(&self) -> Done {
+        if self.peers.is_none() {
+            return Ok(());
+        }
+        let refused = [
+            ("--pool", self.existing.has_pool()),
+            ("--verify", self.verify),
+            ("--hdr-log", self.measure.has_log()),
+        ];
+        if let Some((flag, _)) = refused.into_iter().find(|(_, is_given)| *is_given) {
+            return Err(Failure::Error(format!("{flag} does not go with --peers: leave one of them out")));
+        }
+        match self.fabric {
+            None | Some(FabricArg::Udp | FabricArg::Tcp) => Ok(()),
+            Some(other) => Err(Failure::Error(format!(
+                "peers do not reach each other over {}: give --fabric udp or tcp, or leave it out",
+                other.name()
+            ))),
+        }
+    }
+
+    fn peers<S: Audited>(&self, peers: u32, config: SessionConfig) -> Done {
+        if self.as_peer {
+            return peers::serve::<S>(config);
+        }
+        note!("{peers} peers, each with {}", self.describe(&config));
+        peers::run::<S>(peers, config, self.json)
     }
 
     fn measured<S: Audited>(

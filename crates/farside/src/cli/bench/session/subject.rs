@@ -646,15 +646,20 @@ fn create_transactional(
     name: &str,
     quota: u64,
 ) -> Result<(), farside::Error> {
-    let new = NewStore {
+    pool.create_store(&new_transactional(config, name, quota)).map(drop)
+}
+
+/// The transactional store of a session. Its table has the size from which the session's memory is computed.
+fn new_transactional(config: &SessionConfig, name: &str, quota: u64) -> NewStore {
+    NewStore {
         items: Some(config.items()),
         collision_free: config.collision_free,
+        key_max: Some(config.names.len_max() as u32),
         value_size: Some(config.value_size as u32),
         transacting: config.transacting,
         kind: config.system.kind.into(),
         ..NewStore::prism_kv(name, quota)
-    };
-    pool.create_store(&new).map(drop)
+    }
 }
 
 /// A handle of a client of a transactional store.
@@ -841,3 +846,34 @@ impl Subject for Calls {
 
 /// Seed of all random draws of a measurement.
 const SEED: u64 = 42;
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::quota;
+    use super::*;
+    use farside_bench::oltp::tatp::Tatp;
+    use farside_bench::workload::Workload;
+    use farside_systems::registry::family;
+    use farside_systems::system::Family;
+
+    #[test]
+    fn the_memory_of_a_session_holds_the_table_of_each_transactional_store() {
+        for system in family(Family::Txn) {
+            for (benchmark, records, value_size) in [
+                (None, 1, 8),
+                (None, 200_000, 512),
+                (Some(AnyBenchmark::Tatp(Tatp::new(100_000).expect("a small one"))), 100_000, 40),
+            ] {
+                let workload = Workload { records, ..Workload::resolve("a").expect("it is built in") };
+                let config = SessionConfig { benchmark, value_size, ..SessionConfig::new(system, workload) };
+                let sizing = new_transactional(&config, "store", 0).sizing();
+                let table = (system.footprint)(&sizing).expect("a small store").table_bytes;
+                assert!(
+                    quota(&config).is_ok_and(|quota| table <= quota),
+                    "{}, {records} records",
+                    system.kind
+                );
+            }
+        }
+    }
+}
