@@ -189,7 +189,9 @@ impl<F: Fabric + Clock> Fasst<F> {
     fn to_lock<'k>(&self, keys: &[&'k [u8]]) -> Result<Vec<&'k [u8]>, TxnError> {
         let is_locked = |key: &[u8]| self.reads.get(key).is_some_and(|seen| seen.is_locked);
         let keys: Vec<&[u8]> = keys.iter().filter(|key| !is_locked(key)).copied().collect();
-        missing(&keys, &BTreeMap::<_, Seen>::new(), &self.writes)
+        let keys = missing(&keys, &BTreeMap::<_, Seen>::new(), &self.writes)?;
+        keys.iter().try_for_each(|key| self.client.check_pair(key, &[]))?;
+        Ok(keys)
     }
 
     /// Locks keys of the transaction, and reads these and others. Keeps a lane from then on.

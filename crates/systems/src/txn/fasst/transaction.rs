@@ -248,8 +248,9 @@ impl<F: Fabric + Clock> Client<F> {
             let open = lane.open.as_mut().expect("it was opened");
             self.check_locks(open, keys)?;
             let txn = open.txn;
-            let mut asks: Vec<Ask> =
-                (0..keys.len()).map(|place| self.lock_get_ask(open, wanted, &keys[..=place])).collect();
+            let ids: Vec<BucketId> = keys.iter().map(|key| self.bucket_of(key)).collect();
+            let ask = |place: usize| self.lock_get_ask(open, wanted, &keys[..=place], &ids[..=place]);
+            let mut asks: Vec<Ask> = (0..keys.len()).map(ask).collect();
             if chunks.peek().is_none() {
                 asks.extend(wanted.to_read.iter().map(|key| self.get_ask(txn, key)));
             }
@@ -257,7 +258,7 @@ impl<F: Fabric + Clock> Client<F> {
             let mut failure = None;
             for (place, outcome) in outcomes.into_iter().enumerate() {
                 let done = match keys.get(place) {
-                    Some(key) => self.locked_and_got(open, key, outcome),
+                    Some(key) => self.locked_and_got(open, ids[place], key, outcome),
                     None => self.seen(outcome),
                 };
                 // A request is unsent since one before it has failed.
@@ -279,11 +280,11 @@ impl<F: Fabric + Clock> Client<F> {
         if len > max { Err(TxnError::WritesLength { len, max }) } else { Ok(()) }
     }
 
-    /// The request that locks and reads the last one of these keys.
-    fn lock_get_ask(&self, open: &Open, wanted: &Wanted, keys: &[Vec<u8>]) -> Ask {
-        let id = self.bucket_of(keys.last().expect("a key to lock"));
+    /// The request that locks and reads the last one of these keys, which are in these buckets.
+    fn lock_get_ask(&self, open: &Open, wanted: &Wanted, keys: &[Vec<u8>], ids: &[BucketId]) -> Ask {
+        let id = *ids.last().expect("a key to lock");
         let expected = wanted.versions.get(&id).copied().filter(|_| !mutants::LOCK_UNCHECKED.is_on());
-        let beside = keys.iter().filter(|key| self.bucket_of(key) == id).map(Vec::as_slice);
+        let beside = keys.iter().zip(ids).filter(|(_, of)| **of == id).map(|(key, _)| key.as_slice());
         let ask = self.lock_ask(open, LOCK_GET, (id, expected), beside);
         Ask { response_max: 24 + self.value_max(), ..ask }
     }
@@ -306,8 +307,13 @@ impl<F: Fabric + Clock> Client<F> {
     }
 
     /// Notes the lock that a response grants. Returns what the response has of the key.
-    fn locked_and_got(&self, open: &mut Open, key: &[u8], outcome: Asked) -> Result<Seen, TxnError> {
-        let id = self.bucket_of(key);
+    fn locked_and_got(
+        &self,
+        open: &mut Open,
+        id: BucketId,
+        key: &[u8],
+        outcome: Asked,
+    ) -> Result<Seen, TxnError> {
         let told = self.granted(open, id.0, outcome)?;
         let damaged = TxnError::Damaged("a value that no node sends");
         let Some(([version, stamp, place], value)) = words(&told.payload) else { return Err(damaged) };
@@ -362,14 +368,14 @@ impl<F: Fabric + Clock> Client<F> {
         };
         if mutants::LOGGED_LATE.is_on() {
             self.install(lane, stamp, &writes).await;
-            self.log(lane, stamp, &writes).await?;
-        } else {
-            self.log(lane, stamp, &writes).await?;
+        }
+        let logged = self.log(lane, stamp, &writes).await;
+        if logged.is_ok() && !mutants::LOGGED_LATE.is_on() {
             self.install(lane, stamp, &writes).await;
         }
-        // It has no lock any more, or the client has given up.
+        // It has no lock any more, or the client has given up, and others settle it.
         lane.open = None;
-        Ok(Committed { version: Some(Version(stamp)) })
+        logged.map(|()| Committed { version: Some(Version(stamp)) })
     }
 
     /// Locks all buckets that a transaction writes, and validates the others. Returns its stamp, and its writes with
