@@ -215,7 +215,7 @@ impl<T: Txn, C: Clock> Perform<Client<T, C>> for TxnWork {
         let keys = &keys[..drawn.count.into()];
         let body = async |txn: &mut T| {
             *attempts += 1;
-            txn.fetch(keys).await?;
+            txn.fetch_to_write(keys, &[]).await?;
             for (key, record) in keys.iter().zip(drawn.records()) {
                 let found = txn.get(key).await?.unwrap_or_default();
                 let count = counted(record, found).filter(|_| found.len() == value.len());

@@ -154,8 +154,11 @@ impl Benchmark for Objects {
     async fn run<T: Txn>(&self, txn: &mut T, random: &mut Random) -> Result<Outcome, Stop> {
         let (written, objects, mut room) = (self.written(random), self.drawn(random), Vec::new());
         let names: Vec<[u8; 8]> = objects.iter().map(|object| key(*object)).collect();
-        let names: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
-        txn.fetch(&names).await?;
+        let (to_write, to_read): (Vec<_>, Vec<_>) =
+            names.iter().enumerate().partition(|(place, _)| written >> place & 1 == 1);
+        let [to_write, to_read] =
+            [to_write, to_read].map(|names| names.into_iter().map(|(_, name)| &name[..]).collect::<Vec<_>>());
+        txn.fetch_to_write(&to_write, &to_read).await?;
         let mut counts = Vec::with_capacity(objects.len());
         for object in &objects {
             counts.push(self.count(txn, *object, &mut room).await?);

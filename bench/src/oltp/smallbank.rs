@@ -124,7 +124,7 @@ impl Benchmark for SmallBank {
             AMALGAMATE => {
                 let [from, to] = self.accounts(random);
                 let keys = [savings(from), checking(from), checking(to)];
-                let [saved, checked, received] = balances(txn, keys).await?;
+                let [saved, checked, received] = balances_to_write(txn, keys).await?;
                 put(txn, &keys[0], 0)?;
                 put(txn, &keys[1], 0)?;
                 put(txn, &keys[2], received + saved + checked)?;
@@ -138,13 +138,13 @@ impl Benchmark for SmallBank {
             DEPOSIT_CHECKING => {
                 let [account] = self.accounts(random);
                 let key = checking(account);
-                let [checked] = balances(txn, [key]).await?;
+                let [checked] = balances_to_write(txn, [key]).await?;
                 put(txn, &key, checked + DEPOSIT)?;
                 Ok(Outcome::adding(DEPOSIT))
             }
             SEND_PAYMENT => {
                 let keys = self.accounts::<2>(random).map(checking);
-                let [from, to] = balances(txn, keys).await?;
+                let [from, to] = balances_to_write(txn, keys).await?;
                 if from < PAYMENT {
                     return Ok(Outcome::FAILED);
                 }
@@ -155,13 +155,14 @@ impl Benchmark for SmallBank {
             TRANSACT_SAVINGS => {
                 let [account] = self.accounts(random);
                 let key = savings(account);
-                let [saved] = balances(txn, [key]).await?;
+                let [saved] = balances_to_write(txn, [key]).await?;
                 put(txn, &key, saved + SAVING)?;
                 Ok(Outcome::adding(SAVING))
             }
             _ => {
                 let [account] = self.accounts(random);
                 let keys = [savings(account), checking(account)];
+                txn.fetch_to_write(&[&keys[1]], &[&keys[0]]).await?;
                 let [saved, checked] = balances(txn, keys).await?;
                 let cost = if saved + checked < CHECK { CHECK + OVERDRAFT } else { CHECK };
                 put(txn, &keys[1], checked - cost)?;
@@ -187,6 +188,13 @@ fn checking(account: u64) -> [u8; 8] {
 /// The key of a row. A run has at most 2^32 accounts.
 fn key(table: u64, account: u64) -> [u8; 8] {
     (table << 56 | account).to_be_bytes()
+}
+
+/// Reads balances that the transaction writes, at the same time.
+async fn balances_to_write<const N: usize>(txn: &mut impl Txn, keys: [[u8; 8]; N]) -> Result<[i64; N], Stop> {
+    let names: [&[u8]; N] = std::array::from_fn(|place| &keys[place][..]);
+    txn.fetch_to_write(&names, &[]).await?;
+    balances(txn, keys).await
 }
 
 /// Reads balances, at the same time.

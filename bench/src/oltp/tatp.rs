@@ -195,9 +195,11 @@ impl Benchmark for Tatp {
             UPDATE_LOCATION => {
                 let location = below(1 << 32, random) as u32;
                 let subscriber = find_by_number(txn, subscriber).await?;
+                let key = key(Table::Subscriber, subscriber, 0, 0);
+                txn.fetch_to_write(&[&key], &[]).await?;
                 let mut whole = read_subscriber(txn, subscriber).await?;
                 whole[VLR..].copy_from_slice(&location.to_be_bytes());
-                txn.put(&key(Table::Subscriber, subscriber, 0, 0), &whole)?;
+                txn.put(&key, &whole)?;
                 Ok(Outcome::DONE)
             }
             INSERT_CALL_FORWARDING => {
@@ -207,6 +209,7 @@ impl Benchmark for Tatp {
                     return Ok(Outcome::FAILED);
                 }
                 let key = key(Table::CallForwarding, subscriber, kind, start);
+                txn.fetch_to_write(&[&key], &[]).await?;
                 if read_forwarding(txn, &key).await?.is_some() {
                     return Ok(Outcome::FAILED);
                 }
@@ -217,6 +220,7 @@ impl Benchmark for Tatp {
                 let (kind, start) = (one_type(random), start_time(random));
                 let subscriber = find_by_number(txn, subscriber).await?;
                 let key = key(Table::CallForwarding, subscriber, kind, start);
+                txn.fetch_to_write(&[&key], &[]).await?;
                 if read_forwarding(txn, &key).await?.is_none() {
                     return Ok(Outcome::FAILED);
                 }
@@ -298,7 +302,7 @@ async fn update_subscriber(
     data: u8,
 ) -> Result<Outcome, Stop> {
     let keys = [key(Table::Subscriber, subscriber, 0, 0), key(Table::SpecialFacility, subscriber, kind, 0)];
-    fetch(txn, &keys).await?;
+    txn.fetch_to_write(&[&keys[0], &keys[1]], &[]).await?;
     let mut whole = read_subscriber(txn, subscriber).await?;
     let Some(mut facility) = read_facility(txn, subscriber, kind).await? else {
         return Ok(Outcome::FAILED);

@@ -24,8 +24,8 @@ fn main() -> Result<(), Error> {
         }
         // `run` repeats the transaction if another one was in the way.
         bank.run(|transaction| {
-            let values = transaction.get_many(&[&from, &to])?;
-            let [payer, payee] = [amount(&values[0]), amount(&values[1])];
+            transaction.fetch_to_write(&[&from, &to], &[])?;
+            let [payer, payee] = [amount(&transaction.get(&from)?), amount(&transaction.get(&to)?)];
             if payer < sum {
                 return Ok(()); // Nothing is written.
             }

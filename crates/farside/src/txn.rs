@@ -37,7 +37,7 @@ const END_MAX: Duration = Duration::from_secs(1);
 /// # fn main() -> Result<(), farside::Error> {
 /// let mut bank = farside::Txn::open(&farside::connect("shm:/run/farside.sock")?, "bank")?;
 /// bank.run(|transaction| {
-///     let visits = transaction.get(b"visits")?.map_or(0, |bytes| bytes[0]);
+///     let visits = transaction.get_to_write(b"visits")?.map_or(0, |bytes| bytes[0]);
 ///     transaction.put(b"visits", &[visits + 1])
 /// })?;
 /// # Ok(())
@@ -60,9 +60,12 @@ struct Opened {
     keepers: Keepers,
 }
 
-/// A transaction in progress. It has no effect unless [`Transaction::commit`] succeeds.
+/// A transaction in progress. It has no effect unless [`Transaction::commit`] succeeds. Otherwise it is rolled back
+/// when it is dropped.
 pub struct Transaction<'c> {
     client: &'c mut Txn,
+    /// Whether it was committed, or its commit has failed.
+    has_ended: bool,
 }
 
 impl Txn {
@@ -96,7 +99,7 @@ impl Txn {
             self.reopen()?;
         }
         self.opened.handle_mut().begin();
-        Ok(Transaction { client: self })
+        Ok(Transaction { client: self, has_ended: false })
     }
 
     /// Runs a transaction until it commits: begins it, calls `body`, and commits. If another transaction was in the
@@ -190,6 +193,28 @@ impl Transaction<'_> {
         })
     }
 
+    /// Returns the value of a key that the transaction is going to write, as [`Transaction::get`] does. In a store that
+    /// can lock a key by the request that reads it, this saves a round trip.
+    ///
+    /// Such a key is locked until the transaction commits or is dropped: transactions of others that meet the lock are
+    /// tried again. Nothing renews the client's lease while the program computes. If that takes longer than the lease,
+    /// others may free the lock, and the commit fails with [`TxnError::Lost`]. So do nothing slow before the commit.
+    ///
+    /// # Errors
+    /// Those of [`Transaction::get`].
+    pub fn get_to_write(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        self.client.call(async |txn| Ok(txn.get_to_write(key).await?.map(<[u8]>::to_vec)))
+    }
+
+    /// Reads keys at the same time: those `to_write`, as [`Transaction::get_to_write`] does, and those `to_read`. Gets
+    /// of these keys send no request then.
+    ///
+    /// # Errors
+    /// Those of [`Transaction::get`].
+    pub fn fetch_to_write(&mut self, to_write: &[&[u8]], to_read: &[&[u8]]) -> Result<(), Error> {
+        self.client.call(async |txn| txn.fetch_to_write(to_write, to_read).await)
+    }
+
     /// Stores `value` under `key` when the transaction commits. Sends no request.
     ///
     /// # Errors
@@ -210,8 +235,18 @@ impl Transaction<'_> {
     ///
     /// # Errors
     /// [`Error::Txn`]; [`Error::ran`] tells whether the transaction may have been committed.
-    pub fn commit(self) -> Result<(), Error> {
+    pub fn commit(mut self) -> Result<(), Error> {
+        self.has_ended = true;
         self.client.call(async |txn| txn.commit().await.map(drop))
+    }
+}
+
+/// Frees what a transaction has locked that was not committed.
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.client.opened.run(async |txn| txn.roll_back().await);
+        }
     }
 }
 
@@ -237,10 +272,7 @@ impl Opened {
         self.handle.as_mut().expect("it is taken when the client is dropped")
     }
 
-    fn run<O>(
-        &mut self,
-        operation: impl AsyncFnOnce(&mut LocalTxn) -> Result<O, TxnError>,
-    ) -> Result<O, TxnError> {
+    fn run<O>(&mut self, operation: impl AsyncFnOnce(&mut LocalTxn) -> O) -> O {
         let Opened { endpoint, handle, keepers } = self;
         let handle = handle.as_mut().expect("it is taken when the client is dropped");
         block_on(&**endpoint, keepers.beside(operation(handle)))

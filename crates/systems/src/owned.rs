@@ -8,8 +8,12 @@
 //! executor or the simulator. It polls the jobs of those *lanes* that were woken. A lane carries out one job at a time.
 //! A lane's first job allocates the lane's memory, and no other job allocates.
 //!
+//! A caller may *keep* a lane for several jobs, between which it decides what to do: [`Jobs::keep`]. It gives the lane
+//! back with a last job, also if it has no time to wait for this one: [`Jobs::leave`].
+//!
 //! Invariant: a job that was begun is polled until it has ended, unless the client's task is dropped. So all requests
 //! of a job are answered, or have failed, before its lane begins the next one.
+//! Invariant: the last job of a kept lane is carried out, unless the client's task is dropped.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -104,6 +108,10 @@ struct Lane<J, O> {
     state: RefCell<State<J, O>>,
     caller: RefCell<Option<Waker>>,
     is_abandoned: Cell<bool>,
+    /// Whether a caller keeps the lane between its jobs.
+    is_kept: Cell<bool>,
+    /// The last job of a caller that has left the lane while an earlier job ran.
+    last: RefCell<Option<J>>,
 }
 
 enum State<J, O> {
@@ -130,6 +138,8 @@ impl<J, O> Jobs<J, O> {
             state: RefCell::new(State::Free),
             caller: RefCell::new(None),
             is_abandoned: Cell::new(false),
+            is_kept: Cell::new(false),
+            last: RefCell::new(None),
         };
         Jobs {
             lanes: (0..lanes).map(lane).collect(),
@@ -162,20 +172,80 @@ impl<J, O> Jobs<J, O> {
     /// # Errors
     /// Those of [`Jobs::carry_out`].
     pub async fn carry_out_on(&self, number: usize, job: J) -> Option<Result<O, Closed>> {
-        let is_free = matches!(*self.lanes[number].state.borrow(), State::Free);
-        if self.is_closed.get() || !is_free || !self.queue.borrow().is_empty() {
+        if self.is_closed.get() || !self.lanes[number].is_free() || !self.queue.borrow().is_empty() {
             return None;
         }
         Some(self.begin(number, job).await)
     }
 
+    /// Keeps a free lane for the jobs of this caller alone, until it leaves the lane. Returns the lane's number. Waits
+    /// for a lane if all are busy or kept: a caller that keeps a lane must not wait for another one.
+    ///
+    /// # Errors
+    /// The jobs were closed.
+    pub async fn keep(&self) -> Result<usize, Closed> {
+        let number = self.lane().await?;
+        self.lanes[number].is_kept.set(true);
+        Ok(number)
+    }
+
+    /// Carries out a job in a lane that this caller keeps, as [`Jobs::carry_out`] does in any. If the future is
+    /// dropped, the job may still run: then the caller must leave the lane.
+    ///
+    /// # Errors
+    /// Those of [`Jobs::carry_out`].
+    pub async fn carry_out_in(&self, number: usize, job: J) -> Result<O, Closed> {
+        if self.is_closed.get() {
+            return Err(Closed);
+        }
+        self.begin(number, job).await
+    }
+
+    /// Carries out the last job in a lane that the caller has kept, and returns its output. The lane is free then. If
+    /// the future is dropped after its first poll, the job is carried out nevertheless.
+    ///
+    /// # Errors
+    /// The client's task has ended, or was dropped.
+    pub async fn carry_out_last(&self, number: usize, job: J) -> Result<O, Closed> {
+        self.lanes[number].is_kept.set(false);
+        if !self.is_served() {
+            return Err(Closed);
+        }
+        let waiting = Waiting { jobs: self, number, is_over: false, is_last: true };
+        self.wait(waiting, job).await
+    }
+
+    /// Leaves a lane that this caller has kept: carries out a last job, for whose output nobody waits, after the one
+    /// that may still run there.
+    pub fn leave(&self, number: usize, last: J) {
+        let lane = &self.lanes[number];
+        lane.is_kept.set(false);
+        lane.is_abandoned.set(true);
+        let state = lane.state.replace(State::Free);
+        match state {
+            State::Running => {
+                lane.state.replace(State::Running);
+                lane.last.replace(Some(last));
+            }
+            State::Free | State::Asked(_) | State::Done(_) => {
+                lane.state.replace(State::Asked(last));
+            }
+        }
+        self.woken.wake(number);
+    }
+
     /// Gives a job to a free lane, and waits for its output.
     async fn begin(&self, number: usize, job: J) -> Result<O, Closed> {
+        self.wait(Waiting { jobs: self, number, is_over: false, is_last: false }, job).await
+    }
+
+    async fn wait(&self, mut waiting: Waiting<'_, J, O>, job: J) -> Result<O, Closed> {
+        let number = waiting.number;
         let lane = &self.lanes[number];
         lane.is_abandoned.set(false);
-        lane.state.replace(State::Asked(job));
+        let before = lane.state.replace(State::Asked(job));
+        assert!(matches!(before, State::Free), "a lane has one job at a time");
         self.woken.wake(number);
-        let mut waiting = Waiting { jobs: self, number, is_over: false };
         let output = poll_fn(|cx| match lane.state.replace(State::Free) {
             State::Done(output) => Poll::Ready(Ok(output)),
             State::Free => Poll::Ready(Err(Closed)),
@@ -200,7 +270,7 @@ impl<J, O> Jobs<J, O> {
             }
             let mut queue = self.queue.borrow_mut();
             let is_first = queue.front().is_none_or(|(first, _)| *first == number);
-            let free = self.lanes.iter().position(|lane| matches!(*lane.state.borrow(), State::Free));
+            let free = self.lanes.iter().position(Lane::is_free);
             if let Some(free) = free.filter(|_| is_first) {
                 return Poll::Ready(Ok(free));
             }
@@ -257,7 +327,10 @@ impl<J, O> Jobs<J, O> {
         let Some(running) = place.as_mut().as_pin_mut() else { return };
         let Poll::Ready(output) = running.poll(&mut Context::from_waker(waker)) else { return };
         place.set(None);
-        if lane.is_abandoned.get() {
+        if let Some(last) = lane.last.take() {
+            lane.state.replace(State::Asked(last));
+            waker.wake_by_ref();
+        } else if lane.is_abandoned.get() {
             lane.state.replace(State::Free);
             self.wake_next();
         } else {
@@ -276,7 +349,7 @@ impl<J, O> Jobs<J, O> {
         self.is_served.get() && !self.is_closed.get()
     }
 
-    /// Whether no lane has a job.
+    /// Whether no lane has a job. Lanes may be kept.
     pub fn is_idle(&self) -> bool {
         self.lanes.iter().all(|lane| matches!(*lane.state.borrow(), State::Free))
     }
@@ -300,6 +373,13 @@ impl<J, O> Jobs<J, O> {
     }
 }
 
+impl<J, O> Lane<J, O> {
+    /// Whether any caller may give the lane a job.
+    fn is_free(&self) -> bool {
+        matches!(*self.state.borrow(), State::Free) && !self.is_kept.get()
+    }
+}
+
 /// A caller in the queue for a lane. Dropping this value removes the caller.
 struct Queued<'a, J, O> {
     jobs: &'a Jobs<J, O>,
@@ -320,6 +400,8 @@ struct Waiting<'a, J, O> {
     /// Number of the job's lane.
     number: usize,
     is_over: bool,
+    /// Whether the job is carried out also if nobody waits for it.
+    is_last: bool,
 }
 
 impl<J, O> Drop for Waiting<'_, J, O> {
@@ -331,6 +413,10 @@ impl<J, O> Drop for Waiting<'_, J, O> {
         }
         let state = lane.state.replace(State::Free);
         match state {
+            State::Asked(last) if self.is_last => {
+                lane.state.replace(State::Asked(last));
+                lane.is_abandoned.set(true);
+            }
             // The job did not begin, or its output was not taken: the lane is free.
             State::Free | State::Asked(_) | State::Done(_) => self.jobs.wake_next(),
             State::Running => {
@@ -350,6 +436,7 @@ impl<J, O> Drop for Serving<'_, J, O> {
         self.0.close();
         for lane in &self.0.lanes {
             let state = lane.state.replace(State::Free);
+            lane.last.take();
             match state {
                 State::Done(output) => _ = lane.state.replace(State::Done(output)),
                 _ => lane.caller.take().into_iter().for_each(Waker::wake),

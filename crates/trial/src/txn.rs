@@ -110,6 +110,8 @@ pub(crate) struct Txns {
     has_large: bool,
     /// One in this many transactions first reads all of its keys at the same time.
     fetch_one_in: u64,
+    /// One in this many transactions locks some of the keys that it will write when it reads them; 0: none.
+    lock_one_in: u64,
     /// One in this many steps is followed by a pause.
     think_one_in: u64,
     /// One in this many operations is the last one of its client.
@@ -264,6 +266,7 @@ impl Family for Txns {
             fetch_one_in: [1, 2, 10][random.below(3) as usize],
             think_one_in: [0, 2, 10][random.below(3) as usize],
             leave_one_in: [0, 10, 40][random.below(3) as usize],
+            lock_one_in: if is_fasst { [1, 2, 2, 4][random.below(4) as usize] } else { 0 },
             is_tight,
             has_long_keys,
             exhausted: Cell::new(0),
@@ -345,7 +348,14 @@ impl Family for Txns {
                 Choice::new("backups", backups, format!("backups {backups}")),
                 Choice::new("line", line, format!("lines of {line} bytes")),
             ],
-            (_, Some(backups), None) => vec![Choice::new("backups", backups, format!("backups {backups}"))],
+            (_, Some(backups), None) => vec![
+                Choice::new("backups", backups, format!("backups {backups}")),
+                Choice::new(
+                    "lock_one_in",
+                    self.lock_one_in,
+                    format!("reads that lock in 1 in {} transactions", self.lock_one_in),
+                ),
+            ],
             (prepare, None, _) => {
                 let prepare = if prepare == Some(Prepare::Paper) { "paper" } else { "together" };
                 let long = self.has_long_keys;
@@ -511,6 +521,10 @@ impl Family for Txns {
         let is_last_client = who == scene.drawn.clients;
         for attempt in 1.. {
             let performed = self.carry_out(scene, client, ask).await;
+            if !matches!(performed, Ok(Ok(Outcome::Committed(_)))) {
+                // An idle client holds no locks.
+                client.txn.begin();
+            }
             self.count(client);
             let error = match performed {
                 Ok(outcome) => {
@@ -619,14 +633,28 @@ impl Txns {
             return Ok(Ok(Outcome::Failed));
         }
         txn.begin();
+        let locks = self.lock_one_in > 0 && random.one_in(self.lock_one_in);
+        let is_written = |key: u64| {
+            let mut steps = ask.0.iter().filter(|step| !matches!(step, Step::Read(_)));
+            steps.any(|step| step.key() == key)
+        };
         if random.one_in(self.fetch_one_in) {
             let is_read = |step: &&Step| matches!(step, Step::Read(_) | Step::Append { .. });
-            let keys: Vec<Vec<u8>> = ask.0.iter().filter(is_read).map(|step| bytes_of(step.key())).collect();
-            txn.fetch(&keys.iter().map(Vec::as_slice).collect::<Vec<_>>()).await?;
+            let keys: Vec<u64> = ask.0.iter().filter(is_read).map(|step| step.key()).collect();
+            let (to_write, to_read): (Vec<u64>, Vec<u64>) =
+                keys.iter().partition(|key| locks && is_written(**key));
+            let [to_write, to_read] =
+                [to_write, to_read].map(|keys| keys.into_iter().map(bytes_of).collect::<Vec<_>>());
+            let [to_write, to_read] =
+                [&to_write, &to_read].map(|keys| keys.iter().map(Vec::as_slice).collect::<Vec<_>>());
+            txn.fetch_to_write(&to_write, &to_read).await?;
         }
         let (mut seen, mut amounts, mut to_write) = (Vec::new(), Vec::new(), None);
         for step in &ask.0 {
             let key = bytes_of(step.key());
+            if locks && is_written(step.key()) && random.one_in(2) {
+                txn.fetch_to_write(&[&key], &[]).await?;
+            }
             seen.push(match *step {
                 Step::Read(_) => {
                     let (found, version) = match read(txn, &key).await? {

@@ -20,6 +20,7 @@ use clap::builder::RangedU64ValueParser;
 use farside::txn::Transaction;
 use farside::{Error, Pool, Ran, Txn as Client, TxnError};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -109,7 +110,7 @@ impl Txn {
             }
             Action::Del { key } => {
                 let deleted = client.run_within(attempts, |transaction| {
-                    let had_value = transaction.get(key.as_bytes())?.is_some();
+                    let had_value = transaction.get_to_write(key.as_bytes())?.is_some();
                     transaction.delete(key.as_bytes())?;
                     Ok(had_value)
                 });
@@ -225,8 +226,10 @@ fn carry_out(
     transaction: &mut Transaction<'_>,
     script: &[Operation],
 ) -> Result<Result<Vec<Read>, Failure>, Error> {
-    let read_keys: Vec<&[u8]> = script.iter().filter_map(Operation::read_key).collect();
-    transaction.get_many(&read_keys)?;
+    let written: BTreeSet<&[u8]> = script.iter().filter_map(Operation::written_key).collect();
+    let read_keys = script.iter().filter_map(Operation::read_key);
+    let (to_write, to_read): (Vec<&[u8]>, Vec<&[u8]>) = read_keys.partition(|key| written.contains(key));
+    transaction.fetch_to_write(&to_write, &to_read)?;
     let mut reads = Vec::new();
     for operation in script {
         match operation {
@@ -271,6 +274,14 @@ impl Operation {
         match self {
             Operation::Get(key) | Operation::Add(key, _) | Operation::Expect(key, _) => Some(key),
             Operation::Put(..) | Operation::Delete(_) => None,
+        }
+    }
+
+    /// The key that the operation writes, if it writes one.
+    fn written_key(&self) -> Option<&[u8]> {
+        match self {
+            Operation::Put(key, _) | Operation::Delete(key) | Operation::Add(key, _) => Some(key),
+            Operation::Get(_) | Operation::Expect(..) => None,
         }
     }
 }

@@ -58,11 +58,19 @@ enum Packet {
     Log = 4,
     Backup = 5,
     Commit = 6,
+    LockGet = 14,
 }
 
 impl Packet {
-    const ALL: [Packet; 6] =
-        [Packet::Get, Packet::Lock, Packet::Validate, Packet::Log, Packet::Backup, Packet::Commit];
+    const ALL: [Packet; 7] = [
+        Packet::Get,
+        Packet::LockGet,
+        Packet::Lock,
+        Packet::Validate,
+        Packet::Log,
+        Packet::Backup,
+        Packet::Commit,
+    ];
 }
 
 /// Plan to kill a process.
@@ -469,7 +477,7 @@ async fn transaction(txn: &mut Fasst<Deadly>, group: u64, op: Op, number: u64) -
         return Ok(Seen::Group(values));
     }
     let counter = counter(number);
-    let count = txn.get(&counter).await?;
+    let count = txn.get_to_write(&counter).await?;
     let count = count.map_or(0, |value| u64::from_le_bytes(value.try_into().expect("eight bytes")));
     txn.put(&counter, &(count + 1).to_le_bytes())?;
     for key in &keys {

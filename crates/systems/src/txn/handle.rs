@@ -54,6 +54,51 @@ impl<J, O> Desk<J, O> {
         self.jobs.carry_out(job).await.map_err(|_| TxnError::NotKept { ran: Ran::Unknown })
     }
 
+    /// Keeps a lane for a transaction, until it ends.
+    ///
+    /// # Errors
+    /// The task does not run, or has ended.
+    pub(super) async fn keep<S: Shards>(&self, session: &Session<S>) -> Result<usize, TxnError> {
+        if !self.jobs.is_served() {
+            self.await_keeper(session).await?;
+        }
+        self.jobs.keep().await.map_err(|_| self.ended(session))
+    }
+
+    /// Lets the client's task carry out a job of a transaction that keeps a lane and goes on.
+    ///
+    /// # Errors
+    /// The task has ended. The transaction will not commit.
+    pub(super) async fn carry_out_in<S: Shards>(
+        &self,
+        session: &Session<S>,
+        lane: usize,
+        job: J,
+    ) -> Result<O, TxnError> {
+        self.jobs.carry_out_in(lane, job).await.map_err(|_| self.ended(session))
+    }
+
+    /// Lets the client's task carry out the last job of a transaction that has kept a lane.
+    ///
+    /// # Errors
+    /// The task has ended.
+    pub(super) async fn carry_out_last<S: Shards>(
+        &self,
+        session: &Session<S>,
+        lane: usize,
+        job: J,
+    ) -> Result<O, TxnError> {
+        if !self.jobs.is_served() {
+            return Err(self.ended(session));
+        }
+        self.jobs.carry_out_last(lane, job).await.map_err(|_| TxnError::NotKept { ran: Ran::Unknown })
+    }
+
+    /// The error of a transaction that has not begun its commit when the client's task ended.
+    fn ended<S: Shards>(&self, session: &Session<S>) -> TxnError {
+        if session.is_given_up() { TxnError::Lost } else { TxnError::NotKept { ran: Ran::No } }
+    }
+
     /// Waits until the client's task has begun: the program may have spawned it, but not polled it yet.
     ///
     /// # Errors
@@ -64,8 +109,7 @@ impl<J, O> Desk<J, O> {
         let until = clock.now() + PATIENCE;
         while !self.jobs.is_served() {
             if self.jobs.is_closed() || clock.now() >= until {
-                let not_kept = TxnError::NotKept { ran: Ran::No };
-                return Err(if session.is_given_up() { TxnError::Lost } else { not_kept });
+                return Err(self.ended(session));
             }
             clock.sleep(KEEPER_PAUSE).await;
         }

@@ -109,6 +109,20 @@ impl Transacting {
 /// Committed transactions are serializable. Writes are kept at the client until [`Txn::commit`]. A read returns what
 /// the transaction itself has written, and else what its first read of the key has returned. What a transaction reads
 /// from several keys may be inconsistent; then its commit fails with [`TxnError::Conflict`].
+///
+/// # Keys that are read to be written
+/// A transaction reads the keys that it is going to write by [`Txn::fetch_to_write`] or [`Txn::get_to_write`]. In
+/// systems that can lock a key by the request that reads it, this saves a round trip, and the key does not change
+/// before the commit. In all other systems these are plain reads.
+///
+/// A lock is held until the transaction commits, is rolled back, begins anew, or its handle is dropped: also while the
+/// program computes or sleeps. Meanwhile transactions of others that meet the lock fail with [`TxnError::Conflict`]. As
+/// long as the client's own task runs and renews the lease, no other client frees the lock, however long that takes. If
+/// the task does not run for longer than the lease, others free it, and the commit fails with [`TxnError::Lost`]. So do
+/// nothing slow between such a read and the commit.
+///
+/// A transaction that has locks also has one of the client's lanes. A task that runs two transactions at the same time,
+/// on two handles, needs as many lanes: it would wait for its own lane forever.
 #[allow(async_fn_in_trait, reason = "an endpoint belongs to one thread: no Send bound is wanted")]
 pub trait Txn {
     /// Returns the kind of the store.
@@ -123,7 +137,8 @@ pub trait Txn {
     /// Index of the member that holds a key.
     fn member_of(&self, key: &[u8]) -> usize;
 
-    /// Begins a transaction. Forgets what the handle has read and written since the last commit.
+    /// Begins a transaction. Forgets what the handle has read and written since the last commit, and frees what it has
+    /// locked.
     fn begin(&mut self);
 
     /// Reads keys that the transaction has not read yet, at the same time. Later reads of these keys send no request.
@@ -131,6 +146,18 @@ pub trait Txn {
     /// # Errors
     /// [`TxnError`]; nothing was changed, and the transaction cannot commit.
     async fn fetch(&mut self, keys: &[&[u8]]) -> Result<(), TxnError>;
+
+    /// Reads keys at the same time, as [`Txn::fetch`] does: those `to_write`, which the transaction is going to write,
+    /// and those `to_read`, which it is not. A key that the transaction has read before must still have the same
+    /// version.
+    ///
+    /// If the future is dropped, the transaction cannot commit.
+    ///
+    /// # Errors
+    /// [`TxnError`]; nothing was changed, and the transaction cannot commit. [`TxnError::Conflict`] if a key is locked.
+    async fn fetch_to_write(&mut self, to_write: &[&[u8]], to_read: &[&[u8]]) -> Result<(), TxnError> {
+        self.fetch(&[to_write, to_read].concat()).await
+    }
 
     /// Reads a key.
     ///
@@ -144,6 +171,15 @@ pub trait Txn {
     /// Those of [`Txn::read`].
     async fn get(&mut self, key: &[u8]) -> Result<Option<&[u8]>, TxnError> {
         Ok(self.read(key).await?.value)
+    }
+
+    /// Returns the value of a key that the transaction is going to write, if it has one.
+    ///
+    /// # Errors
+    /// Those of [`Txn::fetch_to_write`].
+    async fn get_to_write(&mut self, key: &[u8]) -> Result<Option<&[u8]>, TxnError> {
+        self.fetch_to_write(&[key], &[]).await?;
+        self.get(key).await
     }
 
     /// Stores a value for `key` when the transaction commits.
@@ -166,6 +202,12 @@ pub trait Txn {
     /// # Errors
     /// [`TxnError`]; [`TxnError::ran`] states whether the transaction may have been committed.
     async fn commit(&mut self) -> Result<Committed, TxnError>;
+
+    /// Ends the transaction without a commit, and returns once its locks are free. [`Txn::begin`], and dropping the
+    /// handle, do the same without waiting: the client's task frees the locks.
+    async fn roll_back(&mut self) {
+        self.begin();
+    }
 
     /// Returns the client's own task, which all handles of the client share. The program spawns it once, beside the
     /// tasks that use the client, on the same core. It returns after the last handle was dropped.
@@ -230,6 +272,10 @@ impl<F: Fabric + Clock> Txn for AnyTxn<F> {
         with_txn!(self, txn => txn.fetch(keys).await)
     }
 
+    async fn fetch_to_write(&mut self, to_write: &[&[u8]], to_read: &[&[u8]]) -> Result<(), TxnError> {
+        with_txn!(self, txn => txn.fetch_to_write(to_write, to_read).await)
+    }
+
     async fn read(&mut self, key: &[u8]) -> Result<Read<'_>, TxnError> {
         with_txn!(self, txn => txn.read(key).await)
     }
@@ -244,6 +290,10 @@ impl<F: Fabric + Clock> Txn for AnyTxn<F> {
 
     async fn commit(&mut self) -> Result<Committed, TxnError> {
         with_txn!(self, txn => txn.commit().await)
+    }
+
+    async fn roll_back(&mut self) {
+        with_txn!(self, txn => txn.roll_back().await);
     }
 
     fn keeper<'f>(&self) -> Pin<Box<dyn Future<Output = ()> + 'f>>

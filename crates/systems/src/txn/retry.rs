@@ -96,7 +96,10 @@ pub async fn run<T: Txn, O>(
         txn.begin();
         let done = match body(txn).await {
             Ok(output) => txn.commit().await.map(|committed| (output, committed)),
-            Err(error) => Err(error),
+            Err(error) => {
+                txn.roll_back().await;
+                Err(error)
+            }
         };
         let pause = match done {
             Err(TxnError::Conflict) => retry.pause(clock.now(), draws).ok_or(TxnError::Conflict)?,

@@ -31,6 +31,7 @@ pub(crate) const VALIDATE: Request = Request::Call(3);
 pub(crate) const LOG: Request = Request::Call(4);
 pub(crate) const BACKUP: Request = Request::Call(5);
 pub(crate) const COMMIT: Request = Request::Call(6);
+const LOCK_GET: Request = Request::Call(14);
 const GRANT: Request = Request::Call(9);
 
 /// A client with its own task.
@@ -108,6 +109,22 @@ impl Client {
         self.txn.commit().await.map(drop)
     }
 
+    /// Reads keys, of which it locks those `to_write`, and then writes some with this value.
+    async fn update_locked(
+        &mut self,
+        to_write: &[&[u8]],
+        to_read: &[&[u8]],
+        writes: &[&[u8]],
+        value: &[u8],
+    ) -> Result<(), TxnError> {
+        self.txn.begin();
+        self.txn.fetch_to_write(to_write, to_read).await?;
+        for key in writes {
+            self.txn.put(key, value)?;
+        }
+        self.txn.commit().await.map(drop)
+    }
+
     pub(crate) async fn close(self) {
         let Client { fabric, txn, has_ended } = self;
         drop(txn);
@@ -120,6 +137,17 @@ impl Client {
     pub(crate) async fn change(&mut self, [x, y, z, v]: [&[u8]; 4]) -> Result<(), TxnError> {
         self.txn.begin();
         self.txn.fetch(&[x, y, z]).await?;
+        self.txn.put(x, b"1")?;
+        self.txn.put(y, b"1")?;
+        self.txn.delete(v)?;
+        self.txn.commit().await.map(drop)
+    }
+
+    /// Does the same under locks of `x`, `y` and `z`, that of the latter in vain.
+    async fn change_locked(&mut self, [x, y, z, v]: [&[u8]; 4]) -> Result<(), TxnError> {
+        self.txn.begin();
+        assert!(self.txn.get(z).await?.is_some());
+        self.txn.fetch_to_write(&[x, y, z], &[]).await?;
         self.txn.put(x, b"1")?;
         self.txn.put(y, b"1")?;
         self.txn.delete(v)?;
@@ -247,9 +275,328 @@ fn the_costs_are_those_of_the_paper() {
                 assert_eq!([costs.requests, costs.calls], [0, packets], "{case}");
                 assert_eq!(costs.round_trips, round_trips, "{case}");
             }
+            // Reads to write, other reads, writes, round trips, and packets.
+            type Locked<'a> = (&'a [&'a [u8]], &'a [&'a [u8]], &'a [&'a [u8]], u64, u64);
+            let locked: [Locked<'_>; 8] = [
+                // Lock and get, log at each log, backups, commit.
+                (&[one], &[], &[one], 3 + more, 3 + 2 * more),
+                (&all, &[], &all, 3 + more, 3 + 2 * more),
+                (&[one, far], &[], &[one, far], 3 + more, 2 + (1 + more) + 2 * more + 2),
+                // The other buckets are validated.
+                (&[one], &all, &[one], 4 + more, 4 + 2 * more),
+                (&[one], &[far], &[one], 4 + more, 2 + 1 + (1 + more) + more + 1),
+                // Some locks are freed without a write: by the commit, or by a packet of their own.
+                (&all, &[], &[one], 3 + more, 3 + 2 * more),
+                (&[one, far], &[], &[one], 3 + more, 2 + (1 + more) + more + 2),
+                (&[one], &[], &[], 2, 2),
+            ];
+            for (to_write, to_read, writes, round_trips, packets) in locked {
+                client.fabric.inner().world.sleep(7_100_000).await;
+                client.fabric.take();
+                let updated = client.update_locked(to_write, to_read, writes, b"1").await;
+                updated.expect("nobody else is there");
+                let costs = client.fabric.take();
+                let [to_write, to_read, writes] = [to_write, to_read, writes].map(<[_]>::len);
+                let case = format!("{backups} backups: {to_write} locked, {to_read} read, {writes} written");
+                assert_eq!([costs.requests, costs.calls], [0, packets], "{case}");
+                assert_eq!(costs.round_trips, round_trips, "{case}");
+            }
             client.close().await;
         });
     }
+}
+
+#[test]
+fn a_locked_key_is_read_once_and_others_of_its_bucket_are_read_under_the_lock() {
+    on_nodes(1, async |nodes| {
+        create_for(&nodes, 1, 0, 4, 4).await;
+        let mut client = Client::open(&nodes, 1).await;
+        client.put(&[(b"x", b"0"), (b"y", b"0"), (b"z", b"0")]).await.expect("nobody else is there");
+        client.txn.begin();
+        assert_eq!(client.txn.get(b"z").await, Ok(Some(&b"0"[..])));
+        assert_eq!(client.txn.get_to_write(b"x").await, Ok(Some(&b"0"[..])));
+        client.fabric.take();
+        assert_eq!(client.txn.get_to_write(b"x").await, Ok(Some(&b"0"[..])));
+        assert_eq!(client.txn.get(b"x").await, Ok(Some(&b"0"[..])));
+        client.txn.put(b"w", b"1").expect("a short pair");
+        assert_eq!(client.txn.get_to_write(b"w").await, Ok(Some(&b"1"[..])));
+        assert_eq!(client.fabric.take().calls, 0, "nothing of these is asked again");
+        // All keys belong to one bucket.
+        assert_eq!(client.txn.get(b"y").await, Ok(Some(&b"0"[..])));
+        assert_eq!(client.txn.get_to_write(b"z").await, Ok(Some(&b"0"[..])));
+        assert_eq!(client.txn.get_to_write(b"v").await, Ok(None));
+        client.txn.put(b"x", b"1").expect("a short pair");
+        assert_eq!(client.txn.get_to_write(b"x").await, Ok(Some(&b"1"[..])));
+        client.txn.delete(b"z").expect("a short key");
+        assert_eq!(client.txn.get_to_write(b"z").await, Ok(None));
+        client.txn.commit().await.expect("nobody else is there");
+        for (key, value) in [(b"x", Some(b"1")), (b"y", Some(b"0")), (b"z", None), (b"w", Some(b"1"))] {
+            assert_eq!(client.get(key).await, Ok(value.map(|value| value.to_vec())));
+        }
+    });
+}
+
+#[test]
+fn new_keys_that_are_locked_at_different_times_get_different_places() {
+    on_nodes(1, async |nodes| {
+        create_for(&nodes, 1, 0, 4, 4).await;
+        let mut client = Client::open(&nodes, 1).await;
+        let keys: Vec<Vec<u8>> = (0..28).map(|number| format!("k{number}").into_bytes()).collect();
+        let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        client.txn.begin();
+        // By one call of several batches, by another one, and by the commit.
+        client.txn.fetch_to_write(&names[..20], &[]).await.expect("nobody else is there");
+        client.txn.fetch_to_write(&names[18..22], &[]).await.expect("nobody else is there");
+        for key in &names {
+            client.txn.put(key, key).expect("a short pair");
+        }
+        client.txn.commit().await.expect("a bucket and 3 extra buckets have 7 slots each");
+        client.txn.begin();
+        client.txn.fetch(&names).await.expect("nobody else is there");
+        for key in &names {
+            assert_eq!(client.txn.get(key).await, Ok(Some(*key)));
+        }
+        client.txn.begin();
+        assert_eq!(client.txn.get_to_write(b"new").await, Err(TxnError::TableFull));
+        assert_eq!(client.txn.get_to_write(b"k0").await, Err(TxnError::Doomed));
+        assert_eq!(client.txn.commit().await, Err(TxnError::Doomed));
+        assert_eq!(check(client.txn.stat().await.expect("the node runs")), Ok(()));
+    });
+}
+
+#[test]
+fn a_transaction_cannot_lock_more_than_it_can_write() {
+    on_nodes(1, async |nodes| {
+        create(&nodes, 1, 0).await;
+        let mut client = Client::open(&nodes, 1).await;
+        let keys: Vec<Vec<u8>> = (0..40).map(|number| vec![number as u8 + 1; 50]).collect();
+        let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        client.txn.begin();
+        let refused = client.txn.fetch_to_write(&names, &[]).await;
+        assert!(matches!(refused, Err(TxnError::WritesLength { .. })), "{refused:?}");
+        client.txn.roll_back().await;
+        assert_eq!(check(client.txn.stat().await.expect("the node runs")), Ok(()));
+    });
+}
+
+/// Reads a key, has another client change it, and then locks it. Returns the sum that is stored.
+fn sum_of_two_increments(locks_at_once: bool) -> u8 {
+    on_nodes(1, async move |nodes| {
+        create(&nodes, 1, 0).await;
+        let (mut one, mut other) = (Client::open(&nodes, 1).await, Client::open(&nodes, 1).await);
+        other.put(&[(b"x", &[0])]).await.expect("nobody else is there");
+        let mut is_changed = false;
+        loop {
+            let done = async {
+                one.txn.begin();
+                if locks_at_once {
+                    one.txn.get_to_write(b"x").await?;
+                }
+                let value = one.txn.get(b"x").await?.map_or(0, |value| value[0]);
+                if !std::mem::replace(&mut is_changed, true) {
+                    other.txn.begin();
+                    match other.txn.get_to_write(b"x").await.map(|value| value.map(|value| value[0])) {
+                        Ok(found) => {
+                            other.txn.put(b"x", &[found.unwrap_or(0) + 1])?;
+                            other.txn.commit().await?;
+                        }
+                        Err(error) => {
+                            assert_eq!((error, locks_at_once), (TxnError::Conflict, true));
+                            is_changed = false;
+                        }
+                    }
+                }
+                one.txn.get_to_write(b"x").await?;
+                one.txn.put(b"x", &[value + 1])?;
+                one.txn.commit().await.map(drop)
+            };
+            match done.await {
+                Ok(()) if is_changed => break,
+                Ok(()) => is_changed = true,
+                Err(error) => assert_eq!(error, TxnError::Conflict),
+            }
+        }
+        one.get(b"x").await.expect("nobody has a lock").expect("a sum")[0]
+    })
+}
+
+#[test]
+fn a_key_that_has_changed_since_it_was_read_is_not_locked() {
+    assert_eq!(sum_of_two_increments(false), 2);
+    assert_eq!(sum_of_two_increments(true), 2);
+}
+
+#[test]
+fn a_key_that_was_absent_when_it_was_locked_is_inserted_by_nobody_else() {
+    on_nodes(1, async |nodes| {
+        create(&nodes, 1, 0).await;
+        let (mut one, mut other) = (Client::open(&nodes, 1).await, Client::open(&nodes, 1).await);
+        one.txn.begin();
+        assert_eq!(one.txn.get_to_write(b"x").await, Ok(None));
+        assert_eq!(other.put(&[(b"x", b"2")]).await, Err(TxnError::Conflict));
+        assert_eq!(other.get(b"x").await, Err(TxnError::Conflict));
+        one.txn.put(b"x", b"1").expect("a short pair");
+        one.txn.commit().await.expect("it has the lock");
+        assert_eq!(other.get(b"x").await, Ok(Some(b"1".to_vec())));
+    });
+}
+
+#[test]
+fn a_lock_that_is_freed_without_a_write_changes_no_version() {
+    on_nodes(1, async |nodes| {
+        create(&nodes, 1, 0).await;
+        let (mut one, mut other) = (Client::open(&nodes, 1).await, Client::open(&nodes, 1).await);
+        other.put(&[(b"x", b"0"), (b"y", b"0"), (b"z", b"0")]).await.expect("nobody else is there");
+        other.txn.begin();
+        other.txn.fetch(&[b"x", b"y"]).await.expect("nobody has a lock");
+        one.update_locked(&[b"x"], &[], &[], b"").await.expect("nobody has a lock");
+        one.update_locked(&[b"x", b"y", b"z"], &[], &[b"z"], b"1").await.expect("nobody has a lock");
+        other.txn.commit().await.expect("neither x nor y has changed");
+    });
+}
+
+/// A way in which a program leaves a transaction that has locks.
+#[derive(Clone, Copy, Debug)]
+enum Leaves {
+    Begins,
+    RollsBack,
+    DropsHandle,
+    /// A plain read meets the lock of another transaction.
+    IsDoomed,
+    /// The read that locks is dropped while its packet is in flight.
+    DropsRead,
+    /// The writes are too long.
+    WritesTooMuch,
+}
+
+const ALL_LEAVES: [Leaves; 6] = [
+    Leaves::Begins,
+    Leaves::RollsBack,
+    Leaves::DropsHandle,
+    Leaves::IsDoomed,
+    Leaves::DropsRead,
+    Leaves::WritesTooMuch,
+];
+
+/// Has a program leave a transaction that has locked a key. Returns what is left of it, while its client lives, and
+/// whether another client and the same one can write the key.
+fn left_by_a_leaver(leaves: Leaves) -> (Stat, bool) {
+    on_nodes(1, async move |nodes| {
+        create(&nodes, 1, 0).await;
+        let (mut one, mut other) = (Client::open(&nodes, 1).await, Client::open(&nodes, 1).await);
+        other.put(&[(b"x", b"0"), (b"y", b"0")]).await.expect("nobody else is there");
+        nodes.world.sleep(7_100_000).await;
+        let mut handle = one.txn.another();
+        handle.begin();
+        match leaves {
+            Leaves::DropsRead => {
+                let mut reading = pin!(handle.get_to_write(b"x"));
+                let polled = poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx).is_ready())).await;
+                assert!(!polled);
+                // The client's task sends the packet.
+                nodes.world.sleep(1).await;
+            }
+            _ => assert_eq!(handle.get_to_write(b"x").await, Ok(Some(&b"0"[..]))),
+        }
+        match leaves {
+            Leaves::Begins => handle.begin(),
+            Leaves::RollsBack => {
+                handle.roll_back().await;
+                let stat = other.txn.stat().await.expect("the node runs");
+                assert_eq!(check(stat), Ok(()), "the locks are free at once");
+            }
+            Leaves::DropsHandle => drop(handle),
+            Leaves::IsDoomed => {
+                other.txn.begin();
+                other.txn.get_to_write(b"y").await.expect("nobody has a lock");
+                assert_eq!(handle.get(b"y").await, Err(TxnError::Conflict));
+                other.txn.roll_back().await;
+            }
+            Leaves::DropsRead => assert_eq!(handle.commit().await, Err(TxnError::Doomed)),
+            Leaves::WritesTooMuch => {
+                for number in 0..40_u8 {
+                    handle.put(&[number], &[0; 100]).expect("a short pair");
+                }
+                let refused = handle.commit().await;
+                assert!(matches!(refused, Err(TxnError::WritesLength { .. })), "{refused:?}");
+            }
+        }
+        nodes.world.sleep(400_000).await;
+        let stat = other.txn.stat().await.expect("the node runs");
+        let are_written = other.put(&[(b"x", b"1")]).await.is_ok() && one.put(&[(b"x", b"2")]).await.is_ok();
+        (stat, are_written)
+    })
+}
+
+#[test]
+fn a_transaction_that_its_program_leaves_keeps_no_lock() {
+    for leaves in ALL_LEAVES {
+        let (stat, are_written) = left_by_a_leaver(leaves);
+        assert_eq!((check(stat), are_written), (Ok(()), true), "{leaves:?}");
+    }
+}
+
+#[test]
+fn tasks_with_fewer_lanes_than_there_are_tasks_take_turns() {
+    on_nodes(1, async |nodes| {
+        // One lane.
+        create(&nodes, 1, 0).await;
+        let mut client = Client::open(&nodes, 1).await;
+        client.put(&[(b"x", &[0])]).await.expect("nobody else is there");
+        let left = Rc::new(Cell::new(5));
+        for task in 0..5_u64 {
+            let (mut txn, left, world) = (client.txn.another(), Rc::clone(&left), nodes.world.clone());
+            nodes.world.spawn(client.fabric.inner().process, async move {
+                for round in 0..10 {
+                    loop {
+                        let done = async {
+                            txn.begin();
+                            let sum = txn.get_to_write(b"x").await?.map_or(0, |value| value[0]);
+                            world.sleep(1000 * (task + round)).await;
+                            txn.put(b"x", &[sum + 1])?;
+                            txn.put(&[b'k', task as u8], b"1")?;
+                            txn.commit().await
+                        };
+                        match done.await {
+                            Ok(_) => break,
+                            Err(error) => assert_eq!(error, TxnError::Conflict),
+                        }
+                    }
+                }
+                left.set(left.get() - 1);
+            });
+        }
+        while left.get() > 0 {
+            nodes.world.sleep(100_000).await;
+        }
+        assert_eq!(client.get(b"x").await, Ok(Some(vec![50])));
+        client.close().await;
+    });
+}
+
+#[test]
+fn a_lock_lasts_while_its_client_lives_and_no_longer_than_its_lease_after_that() {
+    on_nodes(1, async |nodes| {
+        create(&nodes, 1, 0).await;
+        let (mut one, mut other) = (Client::open(&nodes, 1).await, Client::open(&nodes, 1).await);
+        other.put(&[(b"x", b"0")]).await.expect("nobody else is there");
+        let sleeps = 10 * LEASE.as_nanos() as u64;
+        for dies in [false, true] {
+            one.txn.begin();
+            one.txn.get_to_write(b"x").await.expect("nobody has a lock");
+            assert_eq!(other.put(&[(b"x", b"1")]).await, Err(TxnError::Conflict));
+            if dies {
+                nodes.world.kill(one.fabric.inner().process);
+            }
+            nodes.world.sleep(sleeps).await;
+            assert_eq!(other.put(&[(b"x", b"1")]).await.is_ok(), dies);
+            if !dies {
+                one.txn.put(b"x", b"2").expect("a short pair");
+                one.txn.commit().await.expect("it has the lock");
+            }
+        }
+        assert_eq!(other.get(b"x").await, Ok(Some(b"1".to_vec())));
+    });
 }
 
 /// Lets two transactions, each of which writes what the other one reads, wait for each other before a packet. Returns
@@ -420,15 +767,19 @@ fn an_aborted_transaction_changes_no_version() {
 }
 
 /// Has a lock packet arrive after its transaction was aborted. Returns what it leaves.
-fn left_by_a_late_lock() -> Stat {
-    on_nodes(1, async |nodes| {
+fn left_by_a_late_lock(late: Request) -> Stat {
+    on_nodes(1, async move |nodes| {
         create(&nodes, 1, 0).await;
         let mut client = Client::open(&nodes, 1).await;
         client.put(&[(b"x", b"0")]).await.expect("nobody else is there");
-        client.fabric.inner().before_each(|_, request| {
-            std::future::ready(if request == LOCK { Then::Lost(Ran::Unknown) } else { Then::Runs })
+        client.fabric.inner().before_each(move |_, request| {
+            std::future::ready(if request == late { Then::Lost(Ran::Unknown) } else { Then::Runs })
         });
-        let refused = client.update(&[b"x"], &[b"x"], b"1").await.expect_err("the lock packet is lost");
+        let refused = match late {
+            LOCK => client.update(&[b"x"], &[b"x"], b"1").await,
+            _ => client.update_locked(&[b"x"], &[], &[b"x"], b"1").await,
+        };
+        let refused = refused.expect_err("the lock packet is lost");
         assert_eq!(refused.ran(), Ran::No);
         client.fabric.inner().runs_all();
         client.fabric.inner().repeat_lost_call().await;
@@ -439,7 +790,9 @@ fn left_by_a_late_lock() -> Stat {
 
 #[test]
 fn a_lock_packet_after_the_abort_locks_nothing() {
-    assert_eq!(check(left_by_a_late_lock()), Ok(()));
+    for late in [LOCK, LOCK_GET] {
+        assert_eq!(check(left_by_a_late_lock(late)), Ok(()), "{late:?}");
+    }
 }
 
 /// Has a packet arrive again after another transaction has written the same key. Returns the key's value, and what is
@@ -509,8 +862,9 @@ fn a_packet_of_an_old_epoch_changes_nothing() {
 }
 
 /// Kills a client before or after one of the packets of a transaction that reads three keys, writes two of them and
-/// deletes another one, and checks what others find. Returns whether the client has sent so many packets.
-fn die_at(packet: u32, then: Then, backups: u8) -> Result<bool, String> {
+/// deletes another one, and checks what others find. Returns whether the client has sent so many packets. If it
+/// `locks`, it reads the three keys to write them.
+fn die_at(packet: u32, then: Then, backups: u8, locks: bool) -> Result<bool, String> {
     on_nodes(3, async move |nodes| {
         create(&nodes, 3, backups).await;
         let mut client = Client::open(&nodes, 3).await;
@@ -533,7 +887,10 @@ fn die_at(packet: u32, then: Then, backups: u8) -> Result<bool, String> {
         let (theirs, theirs_keys) = (Rc::clone(&outcome), keys.clone());
         nodes.world.spawn(process, async move {
             let keys = [0, 1, 2, 3].map(|number: usize| &theirs_keys[number][..]);
-            *theirs.borrow_mut() = Some(client.change(keys).await);
+            *theirs.borrow_mut() = Some(match locks {
+                true => client.change_locked(keys).await,
+                false => client.change(keys).await,
+            });
             std::future::pending().await
         });
         // Shorter than a lease: the client must not lose it before it dies.
@@ -571,11 +928,12 @@ fn die_at(packet: u32, then: Then, backups: u8) -> Result<bool, String> {
 /// What others find is wrong.
 fn die_everywhere() -> Result<u32, String> {
     let mut deaths = 0;
-    for backups in [0, 1, 2] {
+    for (backups, locks) in [0, 1, 2].into_iter().flat_map(|backups| [(backups, false), (backups, true)]) {
         for then in [Then::Stops, Then::RunsLast] {
             for packet in 1.. {
-                let has_died = die_at(packet, then, backups)
-                    .map_err(|what| format!("{backups} backups, packet {packet}, {then:?}: {what}"))?;
+                let has_died = die_at(packet, then, backups, locks).map_err(|what| {
+                    format!("{backups} backups, locks {locks}, packet {packet}, {then:?}: {what}")
+                })?;
                 if !has_died {
                     break;
                 }
@@ -589,8 +947,9 @@ fn die_everywhere() -> Result<u32, String> {
 #[test]
 fn a_client_may_die_at_any_packet() {
     let deaths = die_everywhere().unwrap_or_else(|what| panic!("{what}"));
-    // 3 gets, 2 locks, 1 validation and 2 commits, a log for each copy, and 0, 2 or 3 members with backups.
-    assert!(deaths >= 2 * (3 * 8 + (1 + 2 + 3) + (2 + 3)), "{deaths} deaths");
+    // 3 gets, 2 locks, 1 validation and 2 commits; or a get, 3 locks with gets, a lock and 3 commits. A log for each
+    // copy, and 0, 2 or 3 members with backups.
+    assert!(deaths >= 2 * (2 * 3 * 8 + 2 * (1 + 2 + 3) + 2 * (2 + 3)), "{deaths} deaths");
 }
 
 /// Stops a client before its packets of a kind, and reads the key that it writes: before the client is recovered, and
@@ -692,7 +1051,10 @@ fn transfer(home: &Home, entropy: u64, transfers: u32) -> (u32, u64) {
             let (from, to) = (draws.below(ACCOUNTS), draws.below(ACCOUNTS));
             txn.begin();
             let moved = async {
-                txn.fetch(&[&account(from), &account(to)]).await?;
+                match draws.below(2) {
+                    0 => txn.fetch(&[&account(from), &account(to)]).await?,
+                    _ => txn.fetch_to_write(&[&account(from), &account(to)], &[]).await?,
+                }
                 let [left, right] =
                     [amount(txn.get(&account(from)).await?), amount(txn.get(&account(to)).await?)];
                 if from != to && left > 0 {
@@ -761,7 +1123,7 @@ fn transfers_of_several_threads_keep_the_sum() {
 ///
 /// # Errors
 /// What is wrong.
-fn lose_everywhere(backups: u8) -> Result<(), String> {
+fn lose_everywhere(backups: u8, locks: bool) -> Result<(), String> {
     for ran in [Ran::Yes, Ran::No, Ran::Unknown] {
         for packet in 1..18 {
             let outcome: Result<(), String> = on_nodes(2, async move |nodes| {
@@ -774,7 +1136,10 @@ fn lose_everywhere(backups: u8) -> Result<(), String> {
                     counted.set(counted.get() + 1);
                     std::future::ready(if counted.get() == packet { Then::Lost(ran) } else { Then::Runs })
                 });
-                let outcome = client.update(&[&x, &y], &[&x, &y], b"1").await;
+                let outcome = match locks {
+                    true => client.update_locked(&[&x, &y], &[], &[&x, &y], b"1").await,
+                    false => client.update(&[&x, &y], &[&x, &y], b"1").await,
+                };
                 client.fabric.inner().runs_all();
                 client.close().await;
                 let (mut other, stat) = settled(&nodes, 2).await?;
@@ -800,8 +1165,9 @@ fn lose_everywhere(backups: u8) -> Result<(), String> {
 
 #[test]
 fn a_client_is_told_the_truth_if_a_response_is_lost() {
-    for backups in [0, 1] {
-        lose_everywhere(backups).unwrap_or_else(|what| panic!("{backups} backups: {what}"));
+    for (backups, locks) in [(0, false), (0, true), (1, false), (1, true)] {
+        let lost = lose_everywhere(backups, locks);
+        lost.unwrap_or_else(|what| panic!("{backups} backups, locks {locks}: {what}"));
     }
 }
 
@@ -826,7 +1192,11 @@ fn these_tests_find_broken_variants() {
     under(mutants::PHANTOM_ACCEPTED, &|| !commits_beside_a_phantom());
     under(mutants::DELETE_UNLOGGED, &|| die_everywhere().is_ok());
     under(mutants::LOG_GARBAGE, &|| die_everywhere().is_ok());
-    under(mutants::LATE_LOCK_GRANTED, &|| check(left_by_a_late_lock()).is_ok());
+    under(mutants::LATE_LOCK_GRANTED, &|| check(left_by_a_late_lock(LOCK)).is_ok());
+    under(mutants::LATE_LOCK_GRANTED, &|| check(left_by_a_late_lock(LOCK_GET)).is_ok());
+    under(mutants::LOCK_UNCHECKED, &|| sum_of_two_increments(false) == 2);
+    under(mutants::ABANDONED_LOCK_LEFT, &|| check(left_by_a_leaver(Leaves::Begins).0).is_ok());
+    under(mutants::VAIN_LOCK_LEFT, &|| die_everywhere().is_ok());
     under(mutants::OLD_EPOCH_ACCEPTED, &|| check(left_by_a_packet_of_an_old_epoch()).is_ok());
     under(mutants::RELEASED_BEFORE_ROLL_FORWARD, &|| die_everywhere().is_ok());
     under(mutants::RECORD_IGNORED, &|| die_everywhere().is_ok());

@@ -98,6 +98,66 @@ fn more_callers_than_lanes_take_turns_even_if_one_of_them_goes() {
 }
 
 #[test]
+fn a_kept_lane_has_no_other_jobs_and_its_last_job_is_carried_out() {
+    // The caller leaves the lane between two jobs, or drops the second one after this many polls of the client's task.
+    for (drops_after, awaits_last) in [(None, false), (None, true), (Some(0), false), (Some(1), false)] {
+        let (jobs, order) = (Jobs::new(1), RefCell::new(Vec::new()));
+        let mut task = pin!(jobs.serve(async |_, job: u32| {
+            yield_now().await;
+            order.borrow_mut().push(job);
+            job
+        }));
+        assert!(poll(task.as_mut()).is_pending());
+        let mut keeping = pin!(jobs.keep());
+        assert_eq!(poll(keeping.as_mut()), Poll::Ready(Ok(0)));
+        let mut other = pin!(jobs.carry_out(9));
+        assert!(poll(other.as_mut()).is_pending());
+        {
+            let mut first = pin!(jobs.carry_out_in(0, 1));
+            let mut polls = (0..5).map(|_| (poll(first.as_mut()), poll(task.as_mut()).is_pending()));
+            assert!(polls.any(|(done, _)| done == Poll::Ready(Ok(1))));
+        }
+        assert!(poll(other.as_mut()).is_pending() && jobs.is_idle(), "the lane is kept");
+        assert_eq!(poll(pin!(jobs.carry_out_on(0, 8))), Poll::Ready(None));
+        match drops_after {
+            Some(polls) => {
+                let mut second = pin!(jobs.carry_out_in(0, 2));
+                assert!(poll(second.as_mut()).is_pending());
+                (0..polls).for_each(|_| assert!(poll(task.as_mut()).is_pending()));
+            }
+            None => {}
+        }
+        match awaits_last {
+            true => {
+                // Its future is dropped before the client's task has seen the job.
+                assert!(poll(pin!(jobs.carry_out_last(0, 3))).is_pending());
+            }
+            false => jobs.leave(0, 3),
+        }
+        let polls = (0..9).map(|_| (poll(other.as_mut()), poll(task.as_mut()).is_pending()));
+        assert!(polls.into_iter().any(|(done, _)| done == Poll::Ready(Ok(9))), "the lane is free");
+        let wanted = if drops_after == Some(1) { vec![1, 2, 3, 9] } else { vec![1, 3, 9] };
+        assert_eq!(*order.borrow(), wanted, "{drops_after:?} {awaits_last}");
+        assert!(jobs.is_idle());
+    }
+}
+
+#[test]
+fn the_last_job_of_a_kept_lane_is_carried_out_after_the_jobs_are_closed() {
+    let (jobs, order) = (Jobs::new(2), RefCell::new(Vec::new()));
+    let mut task = pin!(jobs.serve(async |_, job: u32| order.borrow_mut().push(job)));
+    assert!(poll(task.as_mut()).is_pending());
+    let mut keeping = pin!(jobs.keep());
+    assert_eq!(poll(keeping.as_mut()), Poll::Ready(Ok(0)));
+    jobs.leave(0, 1);
+    jobs.close();
+    assert_eq!(poll(pin!(jobs.keep())), Poll::Ready(Err(Closed)));
+    assert_eq!(poll(pin!(jobs.carry_out_in(0, 2))), Poll::Ready(Err(Closed)));
+    assert!(poll(task.as_mut()).is_ready());
+    assert_eq!(*order.borrow(), [1]);
+}
+
+#[test]
 fn jobs_run_under_a_foreign_executor_and_end_with_the_task() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let set = tokio::task::LocalSet::new();

@@ -7,33 +7,36 @@ use farside_remote::service::ADDRESS_SIZE;
 
 /// Indices of the phases. The idle phase is the first.
 const GET: usize = 1;
-const LOCK: usize = 2;
-const VALIDATE: usize = 3;
-const LOG: usize = 4;
-const BACKUP: usize = 5;
-const COMMIT: usize = 6;
-const ABORT: usize = 7;
-const CLOSE: usize = 8;
-const RECOVER: usize = 9;
-const LEASE: usize = 10;
-const CATALOG: usize = 11;
+const LOCK_GET: usize = 2;
+const LOCK: usize = 3;
+const VALIDATE: usize = 4;
+const LOG: usize = 5;
+const BACKUP: usize = 6;
+const COMMIT: usize = 7;
+const ABORT: usize = 8;
+const CLOSE: usize = 9;
+const RECOVER: usize = 10;
+const LEASE: usize = 11;
+const CATALOG: usize = 12;
 // Phases of a recoverer.
-const LOOK: usize = 12;
-const JOIN: usize = 13;
-const PROMISE: usize = 14;
-const ACCEPT: usize = 15;
-const REVOKE: usize = 16;
+const LOOK: usize = 13;
+const JOIN: usize = 14;
+const PROMISE: usize = 15;
+const ACCEPT: usize = 16;
+const REVOKE: usize = 17;
 /// Settles transactions, in a promotion or after a client's death.
-const SETTLE: usize = 17;
-const FILL: usize = 18;
-const ENABLE: usize = 19;
-const LEAVE: usize = 20;
+const SETTLE: usize = 18;
+const FILL: usize = 19;
+const ENABLE: usize = 20;
+const LEAVE: usize = 21;
 
 /// The phases are in the order of the constants.
 pub(super) static PHASES: Phases = Phases {
     all: &[
         Phase::new("idle").rare(),
         Phase::new("get"),
+        // Keys that the transaction will write. Gets of other keys may share the packet.
+        Phase::new("lock+get"),
         Phase::new("lock"),
         Phase::new("validate"),
         Phase::new("log"),
@@ -91,7 +94,8 @@ pub(super) fn phase_of_recovery(request: Request<'_>, seen: u32) -> usize {
 /// Place of the type of the first request in a call, after the store's secret and the header of the packet.
 const FIRST_TYPE: usize = ADDRESS_SIZE + 24;
 
-/// Returns the phase of a packet. All its requests have one type.
+/// Returns the phase of a packet. All its requests have one type, except that gets may follow requests that lock and
+/// get.
 fn phase_of(request: &[u8]) -> usize {
     match request.get(FIRST_TYPE) {
         Some(1) => GET,
@@ -103,6 +107,7 @@ fn phase_of(request: &[u8]) -> usize {
         Some(7) => ABORT,
         Some(8) => CLOSE,
         Some(9..=13) => RECOVER,
+        Some(14) => LOCK_GET,
         kind => panic!("FaSST has no requests of the type {kind:?}"),
     }
 }

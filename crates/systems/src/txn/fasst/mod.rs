@@ -23,15 +23,16 @@
 //! | --- | --- |
 //! | reads of keys of one bucket | 1 |
 //! | reads of several keys | 2: get, validate |
-//! | writes of keys | 3: lock, log, commit; one more with backups |
-//! | reads and writes of the same keys | one more, for the reads |
+//! | writes of keys that were not read | 3: lock, log, commit; one more with backups |
+//! | reads of keys to write, and their writes | 3: lock+get, log, commit; one more with backups |
 //! | the same if it only reads some buckets | one more, for the validation |
+//! | plain reads, and writes of the same keys | one more, for the lock |
 //!
-//! Differs from the paper (5): the family's interface names the keys to write when the transaction commits. So locks
-//! are taken then, and not by the requests that read.
+//! A transaction locks the keys that it reads to write ([`Txn::fetch_to_write`]) by the requests that read them. It has
+//! a lane of the client from then on, which names it at all members: so a recoverer knows its locks.
 //!
-//! Commits are jobs of the client ([`crate::owned`]): if the caller's future is dropped, the client's task commits or
-//! aborts the transaction.
+//! Commits, and reads that lock, are jobs of the client ([`crate::owned`]): if the caller's future is dropped, the
+//! client's task carries them out. A transaction that its program abandons is aborted by such a job, too.
 //!
 //! Invariant: a transaction that holds locks is committed or aborted by its client, or the client gives up its lease.
 
@@ -56,7 +57,7 @@ use crate::txn::session::Recovery;
 use crate::txn::{Committed, Left, Read, Txn, TxnError, Version};
 use farside_remote::Fabric;
 use farside_remote::clock::Clock;
-use layout::Write;
+use layout::{TxnId, Write};
 use session::Session;
 use site::Site;
 use std::cell::{Cell, RefCell};
@@ -65,7 +66,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::Duration;
-use transaction::{Lane, Seen, Transaction};
+use transaction::{Lane, Seen, Transaction, Wanted};
 
 /// Kind of the store in the catalog.
 pub const KIND: &str = "fasst";
@@ -90,7 +91,11 @@ pub struct Fasst<F: Fabric + Clock> {
     batch: Batch,
     reads: BTreeMap<Vec<u8>, Seen>,
     writes: Writes,
-    /// Whether a read has failed.
+    /// Lane of the transaction, if it may have locks.
+    lane: Option<usize>,
+    /// Number of the transaction, if it has locks.
+    txn: TxnId,
+    /// Whether a read has failed, or was dropped while it took locks.
     is_doomed: bool,
 }
 
@@ -108,14 +113,26 @@ pub(crate) struct Client<F: Fabric + Clock> {
 
 /// Work of a lane.
 enum Job {
+    /// Locks keys of a transaction, and reads them and others.
+    Execute(Wanted),
     /// Commits or aborts a transaction.
     Commit(Transaction),
+    /// Aborts the lane's transaction, unless it has ended.
+    Free,
     /// Closes the lane's record.
     Close,
 }
 
 /// Outcome of a job.
-type Done = Result<Committed, TxnError>;
+type Done = Result<Ended, TxnError>;
+
+/// What a job has done.
+enum Ended {
+    /// The transaction has locks, and has read this.
+    Executed(TxnId, Vec<Seen>),
+    Committed(Committed),
+    Free,
+}
 
 impl<F: Fabric + Clock> Fasst<F> {
     fn of(client: &Rc<Client<F>>) -> Fasst<F> {
@@ -127,6 +144,8 @@ impl<F: Fabric + Clock> Fasst<F> {
             client: Rc::clone(client),
             reads: BTreeMap::new(),
             writes: BTreeMap::new(),
+            lane: None,
+            txn: TxnId::NONE,
             is_doomed: false,
         }
     }
@@ -150,15 +169,56 @@ impl<F: Fabric + Clock> Fasst<F> {
         if self.client.session.is_given_up() {
             return Err(TxnError::Lost);
         }
-        match self.client.look_up(&mut self.batch, &missing).await {
+        match self.client.look_up(&mut self.batch, self.txn, &missing).await {
             Ok(seen) => {
                 self.reads.extend(missing.iter().map(|key| key.to_vec()).zip(seen));
                 Ok(())
             }
             Err(error) => {
                 self.is_doomed = true;
+                self.leave_lane();
                 Err(error)
             }
+        }
+    }
+
+    /// Returns those of the keys that the transaction has neither locked nor written, each once.
+    ///
+    /// # Errors
+    /// One of them is empty or too long.
+    fn to_lock<'k>(&self, keys: &[&'k [u8]]) -> Result<Vec<&'k [u8]>, TxnError> {
+        let is_locked = |key: &[u8]| self.reads.get(key).is_some_and(|seen| seen.is_locked);
+        let keys: Vec<&[u8]> = keys.iter().filter(|key| !is_locked(key)).copied().collect();
+        let keys = missing(&keys, &BTreeMap::<_, Seen>::new(), &self.writes)?;
+        keys.iter().try_for_each(|key| self.client.check_pair(key, &[]))?;
+        Ok(keys)
+    }
+
+    /// Locks keys of the transaction, and reads these and others. Keeps a lane from then on.
+    async fn lock_and_read(
+        &mut self,
+        to_lock: &[&[u8]],
+        to_read: &[&[u8]],
+    ) -> Result<(TxnId, Vec<Seen>), TxnError> {
+        let Client { desk, session, .. } = &*self.client;
+        let lane = match self.lane {
+            Some(lane) => lane,
+            None => *self.lane.insert(desk.keep(session).await?),
+        };
+        let owned = |keys: &[&[u8]]| keys.iter().map(|key| key.to_vec()).collect();
+        let versions = self.client.versions_of(&self.reads);
+        let wanted = Wanted { to_write: owned(to_lock), to_read: owned(to_read), versions };
+        match desk.carry_out_in(session, lane, Job::Execute(wanted)).await?? {
+            Ended::Executed(txn, seen) => Ok((txn, seen)),
+            Ended::Committed(_) | Ended::Free => unreachable!("it was executed"),
+        }
+    }
+
+    /// Leaves the lane of a transaction that does not commit. The client's task frees its locks.
+    fn leave_lane(&mut self) {
+        self.txn = TxnId::NONE;
+        if let Some(lane) = self.lane.take() {
+            self.client.desk.jobs.leave(lane, Job::Free);
         }
     }
 }
@@ -181,6 +241,7 @@ impl<F: Fabric + Clock> Txn for Fasst<F> {
     }
 
     fn begin(&mut self) {
+        self.leave_lane();
         self.reads.clear();
         self.writes.clear();
         self.is_doomed = false;
@@ -188,6 +249,32 @@ impl<F: Fabric + Clock> Txn for Fasst<F> {
 
     async fn fetch(&mut self, keys: &[&[u8]]) -> Result<(), TxnError> {
         self.read_missing(keys).await
+    }
+
+    async fn fetch_to_write(&mut self, to_write: &[&[u8]], to_read: &[&[u8]]) -> Result<(), TxnError> {
+        let to_lock = self.to_lock(to_write)?;
+        if to_lock.is_empty() {
+            return self.read_missing(to_read).await;
+        }
+        let to_read = missing(to_read, &self.reads, &self.writes)?;
+        let to_read: Vec<&[u8]> = to_read.into_iter().filter(|key| !to_lock.contains(key)).collect();
+        if self.is_doomed {
+            return Err(TxnError::Doomed);
+        }
+        // If this future is dropped, nobody knows what the transaction has locked.
+        self.is_doomed = true;
+        match self.lock_and_read(&to_lock, &to_read).await {
+            Ok((txn, seen)) => {
+                let keys = to_lock.iter().chain(&to_read).map(|key| key.to_vec());
+                self.reads.extend(keys.zip(seen));
+                (self.txn, self.is_doomed) = (txn, false);
+                Ok(())
+            }
+            Err(error) => {
+                self.leave_lane();
+                Err(error)
+            }
+        }
     }
 
     async fn read(&mut self, key: &[u8]) -> Result<Read<'_>, TxnError> {
@@ -214,16 +301,38 @@ impl<F: Fabric + Clock> Txn for Fasst<F> {
     async fn commit(&mut self) -> Result<Committed, TxnError> {
         let (reads, writes) = (std::mem::take(&mut self.reads), std::mem::take(&mut self.writes));
         if std::mem::take(&mut self.is_doomed) {
+            self.leave_lane();
             return Err(TxnError::Doomed);
         }
-        if writes.is_empty() && reads.len() <= 1 {
+        if writes.is_empty() && reads.len() <= 1 && self.lane.is_none() {
             // The read has found the bucket without a lock.
             self.client.counters.commits.add();
             return Ok(Committed { version: None });
         }
-        self.client.check_writes(&writes)?;
-        let job = Job::Commit(Transaction { reads, writes });
-        self.client.desk.carry_out(&self.client.session, job).await?
+        if let Err(too_long) = self.client.check_writes(&writes) {
+            self.leave_lane();
+            return Err(too_long);
+        }
+        let (Client { desk, session, .. }, job) = (&*self.client, Job::Commit(Transaction { reads, writes }));
+        self.txn = TxnId::NONE;
+        let done = match self.lane.take() {
+            Some(lane) => desk.carry_out_last(session, lane, job).await?,
+            None => desk.carry_out(session, job).await?,
+        };
+        match done? {
+            Ended::Committed(committed) => Ok(committed),
+            Ended::Executed(..) | Ended::Free => unreachable!("it was committed or aborted"),
+        }
+    }
+
+    async fn roll_back(&mut self) {
+        if !self.is_doomed
+            && let Some(lane) = self.lane.take()
+        {
+            let _else_it_has_ended =
+                self.client.desk.carry_out_last(&self.client.session, lane, Job::Free).await;
+        }
+        self.begin();
     }
 
     fn keeper<'f>(&self) -> Pin<Box<dyn Future<Output = ()> + 'f>>
@@ -246,6 +355,7 @@ impl<F: Fabric + Clock> Txn for Fasst<F> {
 
 impl<F: Fabric + Clock> Drop for Fasst<F> {
     fn drop(&mut self) {
+        self.leave_lane();
         self.client.desk.close();
     }
 }
@@ -271,6 +381,11 @@ impl<F: Fabric + Clock> Client<F> {
         self.site.shards[0].spec().value_max as usize
     }
 
+    /// Number of bytes that a transaction can write, with keys and headers. Also its locked keys have room there.
+    fn writes_max(&self) -> usize {
+        self.site.shards[0].spec().writes_max as usize
+    }
+
     /// # Errors
     /// The key, the value, or both together are too long.
     fn check_pair(&self, key: &[u8], value: &[u8]) -> Result<(), TxnError> {
@@ -280,7 +395,7 @@ impl<F: Fabric + Clock> Client<F> {
     /// # Errors
     /// The writes do not fit into a record.
     fn check_writes(&self, writes: &Writes) -> Result<(), TxnError> {
-        let max = self.site.shards[0].spec().writes_max as usize;
+        let max = self.writes_max();
         let len = writes.iter().map(|(key, value)| Write::len(key, value.as_deref())).sum();
         if len > max { Err(TxnError::WritesLength { len, max }) } else { Ok(()) }
     }

@@ -37,6 +37,12 @@ farside_remote::mutants! {
     EPOCHS_KEPT = "FasstEpochsKept";
     /// A recoverer does not confirm the dead client's lease once it has its epoch.
     LEASE_UNCONFIRMED = "FasstLeaseUnconfirmed";
+    /// A read that locks ignores what the transaction has read of the bucket before.
+    LOCK_UNCHECKED = "FasstLockUnchecked";
+    /// A transaction that its program abandons keeps its locks.
+    ABANDONED_LOCK_LEFT = "FasstAbandonedLockLeft";
+    /// A recoverer leaves the locks of a committed transaction on buckets that it has not written.
+    VAIN_LOCK_LEFT = "FasstVainLockLeft";
 }
 
 /// Mutants that trials expose too seldom, or that only make transactions abort without need.

@@ -1,9 +1,10 @@
 //! The requests of FaSST's transactions, one for each bucket, and their responses.
 //!
 //! ```text
-//! get      | bucket u64 | key |                                        version u64, stamp u64, value
-//! lock     | transaction u64 | bucket u64 | expected u64 | (length u16, key) x keys |
+//! get      | transaction u64 | bucket u64 | key |                      version u64, stamp u64, value
+//! lock     | transaction u64 | bucket u64 | expected u64 | taken u64 | place u64 x taken | (length u16, key) x keys |
 //!                                                                      highest stamp u64, place u64 x keys
+//! lock+get | as lock: the last key is read |                           version u64, stamp u64, place u64, value
 //! validate | transaction u64 | bucket u64 | version u64 |
 //! log      | record |
 //! backup   | transaction u64 | stamp u64 | bucket u64 | part u64 | write ... |
@@ -17,11 +18,16 @@
 //! fill     | stamp u64 | bucket u64 | part u64 | write |
 //! ```
 //!
+//! The transaction of a `get` is that of the client, or 0 if it has no locks: it reads buckets that it has locked
+//! itself. The taken places of a `lock` are those that the transaction was given in the bucket before. The keys before
+//! the last one of a `lock+get` are those of other requests of the same batch, which come first. So each new key gets a
+//! place of its own.
+//!
 //! `raise` with the epoch [`PROMOTION`] forgets all epochs of the client.
 //!
 //! The statuses of all responses are those of [`Status`]. A response that says who has a lock has the transaction.
 
-use super::layout::{TxnId, Word};
+use super::layout::{Place, TxnId, Word};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -39,6 +45,7 @@ pub(super) const RAISE: u8 = 10;
 pub(super) const LOOK: u8 = 11;
 pub(super) const RECORD: u8 = 12;
 pub(super) const FILL: u8 = 13;
+pub(super) const LOCK_GET: u8 = 14;
 
 /// Epoch of a promoter's packets, which all members admit. Only promoters have keys while they send them.
 pub(super) const PROMOTION: u64 = u64::MAX;
@@ -87,7 +94,22 @@ pub(super) fn words<const N: usize>(payload: &[u8]) -> Option<([u64; N], &[u8])>
     Some((words.map(U64::get), rest))
 }
 
-/// Appends the keys of a lock request.
+/// Appends places that the transaction of a lock request was given before.
+pub(super) fn put_places(out: &mut Vec<u8>, places: impl ExactSizeIterator<Item = Place>) {
+    put_words(out, &[places.len() as u64]);
+    places.for_each(|place| put_words(out, &[place.bits()]));
+}
+
+/// Splits places from the beginning of the rest of a lock request; `None` if it is too short.
+pub(super) fn places(bytes: &[u8]) -> Option<(Vec<Place>, &[u8])> {
+    let ([count], rest) = words(bytes)?;
+    let len = usize::try_from(count).ok()?.checked_mul(size_of::<U64>())?;
+    let (places, rest) = rest.split_at_checked(len)?;
+    let places = <[U64]>::ref_from_bytes(places).ok()?;
+    Some((places.iter().map(|place| Place::of_bits(place.get())).collect(), rest))
+}
+
+/// Appends a key of a lock request.
 pub(super) fn put_key(out: &mut Vec<u8>, key: &[u8]) {
     out.extend_from_slice(&(key.len() as u16).to_le_bytes());
     out.extend_from_slice(key);
@@ -158,6 +180,14 @@ mod tests {
         assert_eq!(keys(&[]), None);
         assert_eq!(keys(&[0, 0]), None, "an empty key");
         assert_eq!(words::<2>(&bytes[..15]), None);
+
+        let (mut bytes, taken) = (Vec::new(), [1, 2].map(|bucket| Place { bucket, slot: 6 }));
+        put_places(&mut bytes, taken.into_iter());
+        put_key(&mut bytes, b"a");
+        let (found, rest) = places(&bytes).expect("two places");
+        assert_eq!((&found[..], keys(rest)), (&taken[..], Some(vec![&b"a"[..]])));
+        assert_eq!(places(&bytes[..23]), None);
+        assert_eq!(places(&[0xff; 24]), None, "a count that overflows");
 
         let mut bytes = Vec::new();
         let state = LaneState { record: TxnId::of_bits(8), ..LaneState::default() };

@@ -21,8 +21,8 @@ use super::layout::{
     WRITES_MAX, Word, Write, buckets_for,
 };
 use super::request::{
-    ABORT, BACKUP, CLOSE, COMMIT, FILL, GET, GRANT, LOCK, LOG, LOOK, LaneState, PROMOTION, RAISE, RECORD,
-    Status, VALIDATE, keys, put_words, words,
+    ABORT, BACKUP, CLOSE, COMMIT, FILL, GET, GRANT, LOCK, LOCK_GET, LOG, LOOK, LaneState, PROMOTION, RAISE,
+    RECORD, Status, VALIDATE, keys, places, put_words, words,
 };
 use super::{KIND, mutants};
 use crate::hash_slots::Placement;
@@ -232,11 +232,8 @@ fn bucket_lock(part: u64, bucket: u64) -> Locks {
     Locks::of(CLIENT_LOCKS + mixed % BUCKET_LOCKS)
 }
 
-fn of_get(_: &Table, _: &Header, payload: &[u8]) -> Locks {
-    words(payload).map_or(Locks::NONE, |([bucket], _)| bucket_lock(0, bucket))
-}
-
-fn of_validate(_: &Table, _: &Header, payload: &[u8]) -> Locks {
+/// Of a get and of a validation.
+fn of_read(_: &Table, _: &Header, payload: &[u8]) -> Locks {
     words(payload).map_or(Locks::NONE, |([_, bucket], _)| bucket_lock(0, bucket))
 }
 
@@ -287,9 +284,10 @@ fn done(status: Status) -> u8 {
 /// Returns the handler of a type of requests.
 fn handler<M: Memory>(kind: u8) -> Option<Handler<Table, M>> {
     Some(match kind {
-        GET => Handler { changes: false, locks: of_get, run: get },
+        GET => Handler { changes: false, locks: of_read, run: get },
         LOCK => Handler { changes: true, locks: of_lock, run: lock },
-        VALIDATE => Handler { changes: false, locks: of_validate, run: validate },
+        LOCK_GET => Handler { changes: true, locks: of_lock, run: lock_and_get },
+        VALIDATE => Handler { changes: false, locks: of_read, run: validate },
         LOG => Handler { changes: true, locks: of_client, run: log },
         BACKUP => Handler { changes: true, locks: of_backup, run: backup },
         COMMIT => Handler { changes: true, locks: of_commit, run: commit },
@@ -304,7 +302,7 @@ fn handler<M: Memory>(kind: u8) -> Option<Handler<Table, M>> {
     })
 }
 
-/// Reads a key.
+/// Reads a key of a bucket that no other transaction has locked.
 fn get<M: Memory>(
     table: &Table,
     memory: &M,
@@ -313,25 +311,19 @@ fn get<M: Memory>(
     out: &mut Vec<u8>,
 ) -> Handled<M::Wait> {
     let at = At { table, memory };
-    let ([bucket], key) = some!(words(payload), MALFORMED);
+    let ([txn, bucket], key) = some!(words(payload), MALFORMED);
     if bucket != table.bucket_of(key) {
         return Ok(Err(NO_BUCKET.into()));
     }
     let head = at.lock_header(bucket)?;
-    if head.is_locked() {
+    if head.is_locked() && !head.is_locked_by(TxnId::of_bits(txn)) {
         put_words(out, &[head.owner.bits()]);
         return Ok(Ok(done(Status::Locked)));
     }
     let found = some!(at.find(bucket, key)?, DAMAGED);
     let stamp = found.slot.map_or(0, |(_, slot)| slot.stamp.get());
     put_words(out, &[head.version(), stamp]);
-    let Some((place, slot)) = found.slot.filter(|(_, slot)| slot.kind() == SlotKind::Value) else {
-        return Ok(Ok(done(Status::Absent)));
-    };
-    let (value_at, len) = (out.len(), slot.value_len.get() as usize);
-    out.resize(value_at + len, 0);
-    memory.read(table.pair(0, place).raw() + key.len() as u64, &mut out[value_at..])?;
-    Ok(Ok(done(Status::Done)))
+    Ok(Ok(done(at.read_value(found.slot, key, out)?)))
 }
 
 /// Locks the bucket of keys that a transaction writes, and finds their places.
@@ -343,66 +335,33 @@ fn lock<M: Memory>(
     out: &mut Vec<u8>,
 ) -> Handled<M::Wait> {
     let at = At { table, memory };
-    let ([txn, bucket, expected], rest) = some!(words(payload), MALFORMED);
-    let (txn, keys) = (TxnId::of_bits(txn), some!(keys(rest), MALFORMED));
-    let number = some!(at.lane_of(txn, header), NO_LANE);
-    let are_own =
-        keys.iter().all(|key| key.len() <= table.spec().pair_max as usize && table.bucket_of(key) == bucket);
-    if !are_own {
-        return Ok(Err(NO_BUCKET.into()));
-    }
-    let mut word = at.word(number)?;
-    let is_late = txn <= word.ended && !mutants::LATE_LOCK_GRANTED.is_on();
-    if is_late || txn < word.holder || (txn > word.holder && word.has_locks()) {
-        return Ok(Ok(done(Status::Ended)));
-    }
-    let head = at.lock_header(bucket)?;
-    let is_own = head.is_locked_by(txn);
-    if head.is_locked() && !is_own {
-        put_words(out, &[head.owner.bits()]);
-        return Ok(Ok(done(Status::Locked)));
-    }
-    if ![ANY_VERSION, head.version()].contains(&expected) {
-        return Ok(Ok(done(Status::Changed)));
-    }
-    let take = |word: &mut Word| -> Result<bool, M::Wait> {
-        if txn > word.holder {
-            (word.holder, word.held) = (txn, U64::ZERO);
-        }
-        let held = at.held(number, word)?;
-        if !held.contains(&U64::new(bucket)) {
-            let count = word.held.get();
-            if count >= table.spec().held_max() {
-                return Ok(false);
-            }
-            memory.write(table.held(number).raw() + 8 * count, &bucket.to_le_bytes())?;
-            word.held = U64::new(count + 1);
-            memory.write(table.word(number).raw(), &word.as_bytes()[..ENDED_OFFSET as usize])?;
-        }
-        at.set_lock(bucket, LockHeader::locked(head.version(), txn))?;
-        Ok(true)
+    let rooms = match at.lock(header, payload, out)? {
+        Ok(Lock { rooms, .. }) => rooms,
+        Err(Declined::By(status)) => return Ok(Ok(done(status))),
+        Err(Declined::For(reason)) => return Ok(Err(reason.into())),
     };
-    if mutants::LOCK_LEFT.is_on() && !take(&mut word)? {
-        return Ok(Err(NO_BUCKET.into()));
-    }
-    let (mut places, mut stamp) = (Vec::new(), 0);
-    for key in keys {
-        let place = match some!(at.find_or_reserve(bucket, key, &places)?, DAMAGED) {
-            Room::Slot(place, slot) => {
-                stamp = stamp.max(slot.stamp.get());
-                place
-            }
-            Room::Free(place) => place,
-            Room::None => return Ok(Ok(done(Status::Full))),
-        };
-        places.push(place);
-    }
-    if !take(&mut word)? {
-        return Ok(Err(NO_BUCKET.into()));
-    }
-    put_words(out, &[stamp]);
-    places.iter().for_each(|place| put_words(out, &[place.bits()]));
+    put_words(out, &[rooms.iter().map(|(_, slot)| stamp_of(slot)).max().unwrap_or(0)]);
+    rooms.iter().for_each(|(place, _)| put_words(out, &[place.bits()]));
     Ok(Ok(done(Status::Done)))
+}
+
+/// Does the same, and reads the last key.
+fn lock_and_get<M: Memory>(
+    table: &Table,
+    memory: &M,
+    header: &Header,
+    payload: &[u8],
+    out: &mut Vec<u8>,
+) -> Handled<M::Wait> {
+    let at = At { table, memory };
+    let (version, key, rooms) = match at.lock(header, payload, out)? {
+        Ok(Lock { version, last, rooms }) => (version, last, rooms),
+        Err(Declined::By(status)) => return Ok(Ok(done(status))),
+        Err(Declined::For(reason)) => return Ok(Err(reason.into())),
+    };
+    let (place, slot) = *some!(rooms.last(), MALFORMED);
+    put_words(out, &[version, stamp_of(&slot), place.bits()]);
+    Ok(Ok(done(at.read_value(slot.map(|slot| (place, slot)), key, out)?)))
 }
 
 /// Checks that a bucket has a version, and no lock of another transaction.
@@ -496,8 +455,8 @@ fn fill<M: Memory>(
     Ok(Ok(done(Status::Done)))
 }
 
-/// Installs values of a committed transaction in a bucket that it has locked, and frees the bucket with its next
-/// version.
+/// Installs values of a committed transaction in a bucket that it has locked, if any, and frees the bucket with its
+/// next version.
 fn commit<M: Memory>(
     table: &Table,
     memory: &M,
@@ -515,7 +474,9 @@ fn commit<M: Memory>(
         for write in &writes {
             at.put(0, write, stamp)?;
         }
-        at.set_lock(bucket, LockHeader::free(head.version() + 1))?;
+        // A bucket that was locked and not written keeps its version.
+        let raised = u64::from(!writes.is_empty());
+        at.set_lock(bucket, LockHeader::free(head.version() + raised))?;
     }
     if is_last == 1 {
         let word = at.word(number)?;
@@ -661,6 +622,27 @@ enum Room {
     None,
 }
 
+/// A bucket that a request has locked, or had locked before.
+struct Lock<'p> {
+    version: u64,
+    /// The last key of the request.
+    last: &'p [u8],
+    /// For each key its place, and its slot if it has one.
+    rooms: Vec<(Place, Option<SlotHead>)>,
+}
+
+/// Reason why a request does not lock a bucket.
+enum Declined {
+    /// The response says so.
+    By(Status),
+    /// The request is refused.
+    For(&'static str),
+}
+
+fn stamp_of(slot: &Option<SlotHead>) -> u64 {
+    slot.map_or(0, |slot| slot.stamp.get())
+}
+
 impl<M: Memory> At<'_, M> {
     /// Number of the lane of a transaction of the packet's client; `None` if the store does not have it.
     fn lane_of(&self, txn: TxnId, header: &Header) -> Option<u64> {
@@ -680,6 +662,103 @@ impl<M: Memory> At<'_, M> {
         let writes = Write::decode_all(bytes, self.table.spec())?;
         let are_own = bucket < self.table.spec().buckets && writes.iter().all(|write| write.bucket == bucket);
         are_own.then_some(writes)
+    }
+
+    /// Locks a bucket for the transaction of a lock request, unless it has the lock, and finds the places of the
+    /// request's keys. If another transaction has the lock, appends that one to `out`.
+    fn lock<'p>(
+        &self,
+        header: &Header,
+        payload: &'p [u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Result<Lock<'p>, Declined>, M::Wait> {
+        let Some(([txn, bucket, expected], rest)) = words(payload) else {
+            return Ok(Err(Declined::For(MALFORMED)));
+        };
+        let Some((mut taken, keys)) = places(rest).and_then(|(taken, rest)| Some((taken, keys(rest)?)))
+        else {
+            return Ok(Err(Declined::For(MALFORMED)));
+        };
+        let (txn, table) = (TxnId::of_bits(txn), self.table);
+        let Some(number) = self.lane_of(txn, header) else { return Ok(Err(Declined::For(NO_LANE))) };
+        let are_own = keys
+            .iter()
+            .all(|key| key.len() <= table.spec().pair_max as usize && table.bucket_of(key) == bucket);
+        if !are_own {
+            return Ok(Err(Declined::For(NO_BUCKET)));
+        }
+        let mut word = self.word(number)?;
+        let is_late = txn <= word.ended && !mutants::LATE_LOCK_GRANTED.is_on();
+        if is_late || txn < word.holder || (txn > word.holder && word.has_locks()) {
+            return Ok(Err(Declined::By(Status::Ended)));
+        }
+        let head = self.lock_header(bucket)?;
+        if head.is_locked() && !head.is_locked_by(txn) {
+            put_words(out, &[head.owner.bits()]);
+            return Ok(Err(Declined::By(Status::Locked)));
+        }
+        if ![ANY_VERSION, head.version()].contains(&expected) {
+            return Ok(Err(Declined::By(Status::Changed)));
+        }
+        if mutants::LOCK_LEFT.is_on() && !self.take(number, &mut word, txn, (bucket, head))? {
+            return Ok(Err(Declined::For(NO_BUCKET)));
+        }
+        let (mut rooms, last) = (Vec::with_capacity(keys.len()), *keys.last().expect("a request has a key"));
+        for key in keys {
+            rooms.push(match self.find_or_reserve(bucket, key, &taken)? {
+                Some(Room::Slot(place, slot)) => (place, Some(slot)),
+                Some(Room::Free(place)) => {
+                    taken.push(place);
+                    (place, None)
+                }
+                Some(Room::None) => return Ok(Err(Declined::By(Status::Full))),
+                None => return Ok(Err(Declined::For(DAMAGED))),
+            });
+        }
+        if !self.take(number, &mut word, txn, (bucket, head))? {
+            return Ok(Err(Declined::For(NO_BUCKET)));
+        }
+        Ok(Ok(Lock { version: head.version(), last, rooms }))
+    }
+
+    /// Notes a bucket in the list of a lane, and locks it. Returns false if the list is full.
+    fn take(
+        &self,
+        number: u64,
+        word: &mut Word,
+        txn: TxnId,
+        (bucket, head): (u64, LockHeader),
+    ) -> Result<bool, M::Wait> {
+        if txn > word.holder {
+            (word.holder, word.held) = (txn, U64::ZERO);
+        }
+        if !self.held(number, word)?.contains(&U64::new(bucket)) {
+            let count = word.held.get();
+            if count >= self.table.spec().held_max() {
+                return Ok(false);
+            }
+            self.memory.write(self.table.held(number).raw() + 8 * count, &bucket.to_le_bytes())?;
+            word.held = U64::new(count + 1);
+            self.memory.write(self.table.word(number).raw(), &word.as_bytes()[..ENDED_OFFSET as usize])?;
+        }
+        self.set_lock(bucket, LockHeader::locked(head.version(), txn))?;
+        Ok(true)
+    }
+
+    /// Appends the value of a key, if its slot has one.
+    fn read_value(
+        &self,
+        slot: Option<(Place, SlotHead)>,
+        key: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Status, M::Wait> {
+        let Some((place, slot)) = slot.filter(|(_, slot)| slot.kind() == SlotKind::Value) else {
+            return Ok(Status::Absent);
+        };
+        let (value_at, len) = (out.len(), slot.value_len.get() as usize);
+        out.resize(value_at + len, 0);
+        self.memory.read(self.table.pair(0, place).raw() + key.len() as u64, &mut out[value_at..])?;
+        Ok(Status::Done)
     }
 
     /// Searches the chain of a bucket for a key. Returns `None` if the chain is not one.

@@ -33,6 +33,9 @@ pub(super) struct Site<F> {
     lost: Option<Box<[bool]>>,
 }
 
+/// Index of a member, and a bucket there.
+pub(super) type BucketId = (usize, u64);
+
 /// A request to a member.
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
@@ -270,7 +273,7 @@ impl<F: Fabric + Clock> Site<F> {
                         None => Err(Missed::Unknown),
                     },
                 };
-                is_refused |= !matches!(outcome, Ok(Told { status: Status::Done, .. }));
+                is_refused |= !matches!(outcome, Ok(Told { status: Status::Done | Status::Absent, .. }));
                 outcomes.push(outcome);
             }
         }
@@ -384,10 +387,17 @@ impl<F: Fabric + Clock> Site<F> {
         asks
     }
 
-    /// Requests that install writes at the primaries, and free their buckets.
-    pub(super) fn commit_asks(&self, txn: TxnId, stamp: u64, writes: &[Write<'_>]) -> Vec<Ask> {
-        let mut groups = by_bucket(writes).into_iter().peekable();
-        let mut asks = Vec::new();
+    /// Requests that install writes at the primaries, and free their buckets and all other locked ones.
+    pub(super) fn commit_asks(
+        &self,
+        txn: TxnId,
+        stamp: u64,
+        writes: &[Write<'_>],
+        locked: impl IntoIterator<Item = BucketId>,
+    ) -> Vec<Ask> {
+        let (mut groups, mut asks) = (by_bucket(writes), Vec::new());
+        locked.into_iter().for_each(|bucket| _ = groups.entry(bucket).or_default());
+        let mut groups = groups.into_iter().peekable();
         while let Some(((member, bucket), writes)) = groups.next() {
             let is_last = groups.peek().is_none_or(|((next, _), _)| *next != member);
             let mut ask = Ask::new(member, COMMIT, &[txn.bits(), stamp, bucket, u64::from(is_last)]);
@@ -414,8 +424,8 @@ impl<F: Fabric + Clock> Site<F> {
 }
 
 /// Groups writes by member and bucket.
-fn by_bucket<'w>(writes: &[Write<'w>]) -> BTreeMap<(usize, u64), Vec<Write<'w>>> {
-    let mut groups: BTreeMap<(usize, u64), Vec<Write<'w>>> = BTreeMap::new();
+fn by_bucket<'w>(writes: &[Write<'w>]) -> BTreeMap<BucketId, Vec<Write<'w>>> {
+    let mut groups: BTreeMap<BucketId, Vec<Write<'w>>> = BTreeMap::new();
     for write in writes {
         groups.entry((usize::from(write.member), write.bucket)).or_default().push(*write);
     }

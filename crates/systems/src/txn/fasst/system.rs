@@ -20,7 +20,7 @@ use std::time::Duration;
 impl System for FasstKind {
     const KIND: &'static str = KIND;
     const TITLE: &'static str = "FaSST";
-    const SUMMARY: &'static str = "a read-modify-write of one shard is four calls";
+    const SUMMARY: &'static str = "a read-modify-write of one shard is three calls";
     const FAMILY: Family = Family::Txn;
     const NODES: Nodes = Nodes::Shards;
     const REPLACES_MEMBERS: bool = true;
