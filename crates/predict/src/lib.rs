@@ -1,7 +1,8 @@
 //! Simulates a system under a closed loop of clients, on the papers' machines in virtual time. The system is a
 //! key-value store, a transactional store, a store of latched objects or a tree of such objects on one node, a block
 //! store on several, or a node that answers FaSST's calls. [`index`] does so for ordered indexes, and
-//! [`calls`] for FaSST's calls and READs on machines that are nodes and clients at once.
+//! [`calls`] for FaSST's calls and READs, and [`oltp`] for FaSST's transactions, on machines that are nodes and clients
+//! at once.
 //!
 //! Invariant: the real protocol runs on a real store's bytes; only time is modelled. So clients that use the same key
 //! at the same time hinder each other as the protocol lets them.
@@ -10,6 +11,7 @@
 
 pub mod calls;
 pub mod index;
+pub mod oltp;
 
 use farside_bench::workload::skew::Zipf;
 use farside_bench::workload::{self, Lengths};
