@@ -9,6 +9,7 @@
 mod chequer;
 pub mod draw;
 mod fasst;
+mod fasst_txn;
 mod prism;
 pub mod ratio;
 mod smart;
@@ -23,7 +24,7 @@ use ratio::Runner;
 use serde::Serialize;
 
 /// All figures of this release.
-pub static FIGURES: [&Figure; 40] = [
+pub static FIGURES: [&Figure; 43] = [
     &prism::FIGURE_1,
     &prism::FIGURE_2,
     &prism::FIGURE_3,
@@ -64,6 +65,9 @@ pub static FIGURES: [&Figure; 40] = [
     &fasst::SHARING,
     &fasst::DOORBELL,
     &fasst::DOORBELL_RATE,
+    &fasst_txn::TATP,
+    &fasst_txn::SMALLBANK,
+    &fasst_txn::SCALES,
 ];
 
 /// A figure of a paper, or the numbers of one of its sections.
