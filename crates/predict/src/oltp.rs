@@ -18,7 +18,7 @@ use farside_bench::workload;
 use farside_remote::NodeId;
 use farside_remote::clock::Clock;
 use farside_sim::fabric::hardware::peers::{Doorbells, Peering, Peers, Rung, Task};
-use farside_sim::fabric::hardware::{Machines, Setup, start_node};
+use farside_sim::fabric::hardware::{Machines, ServiceWork, Setup, start_node};
 use farside_sim::hardware::{Cluster, Distance, Platform, Testbed};
 use farside_sim::nic::Used;
 use farside_sim::node::Node;
@@ -27,7 +27,7 @@ use farside_sim::world::{MICROS, Nanos, SECONDS, World};
 use farside_systems::members::{self, New};
 use farside_systems::registry;
 use farside_systems::store;
-use farside_systems::system::{Options, Sizing, System as _};
+use farside_systems::system::{Options, Sizing, System as _, Work};
 use farside_systems::txn::fasst::service::FasstKind;
 use farside_systems::txn::fasst::{self, Fasst};
 use farside_systems::txn::{Transacting, Txn as _};
@@ -121,7 +121,9 @@ impl<B: Benchmark + 'static> Bed<B> {
         let (world, random) = (World::new(seed), Random::new(!seed));
         let Cluster { link_gbit, inputs, .. } = cluster;
         let testbed = Testbed { link_gbit, distance: Distance::Direct, cores: cluster.threads, machines };
-        let setup = Setup { inputs, ..Setup::new(Platform::Rdma, testbed) };
+        let Work { call_accesses: accesses, call_checksummed: checksummed, .. } = FasstKind::WORK;
+        let service = ServiceWork { accesses, checksummed };
+        let setup = Setup { inputs, service, ..Setup::new(Platform::Rdma, testbed) };
         let sizing = sizing(&load, &benchmark);
         let of_member = Sizing {
             items: sizing.items.map(|items| members::items_of_member(items, machines as usize, false)),
@@ -157,20 +159,15 @@ impl<B: Benchmark + 'static> Bed<B> {
     }
 
     /// Loads the store, and measures `operations` transactions of all machines together, or more: each task runs
-    /// `ROUNDS` on average. Before that, it runs `WARM_UP`.
+    /// `ROUNDS` on average. Before that, it runs `WARM_UP`. Calls that open and load the store take no time.
     ///
     /// # Errors
     /// A transaction failed, or the transactions did not complete in time.
     pub fn measure(&self, operations: u64) -> Result<Measured, String> {
         let (world, load) = (&self.world, &self.load);
         let progress = Rc::new(Progress::default());
-        let peers = Rc::clone(&self.peers);
-        let opened = world.complete(SECONDS, async move {
-            let opened = members::open(&peers.task(0, 0), peers.count(), STORE).await;
-            opened.map_err(|error| error.to_string())
-        });
-        let members = opened.unwrap_or_else(|| Err("the store was not opened within 1 s".to_owned()))?;
-        let members = Rc::new(members);
+        let members = Rc::new(self.members()?);
+        self.peers.set_timed(false);
         for machine in 0..load.machines {
             for thread in 0..load.threads {
                 let client = OneClient {
@@ -187,6 +184,7 @@ impl<B: Benchmark + 'static> Bed<B> {
         }
         world.run_while(world.now() + OPENING, || !progress.is_loaded(load) && !progress.has_failed());
         progress.check(progress.is_loaded(load), "the clients did not load the store in time")?;
+        self.peers.set_timed(true);
         let rounds = load.tasks_of_all();
         self.run_until(&progress, rounds * WARM_UP)?;
         let (since, before) = (world.now(), self.counted());
@@ -214,6 +212,32 @@ impl<B: Benchmark + 'static> Bed<B> {
             busy: Busy::between(&load.cluster, load.machines, used_before, used, lasted),
             kinds,
         })
+    }
+
+    /// Reads and checks all rows, after a measurement. Calls take no time.
+    ///
+    /// # Errors
+    /// A row is wrong, or the total of all rows is not what the transactions have added.
+    pub fn audit(&self) -> Result<(), String> {
+        let (world, fabric, members) = (self.world.clone(), self.peers.task(0, 0), self.members()?);
+        let (run, entropy) = (Rc::clone(&self.run), self.world.random().bits());
+        self.peers.set_timed(false);
+        let audited = self.world.complete(OPENING, async move {
+            let txn = open(&world, fabric.clone(), &members, entropy).await?;
+            let audited = run.audit(&mut Client { txn, clock: fabric }, 0, 1).await;
+            audited.and_then(|total| run.check_total(total)).map_err(|trouble| trouble.to_string())
+        });
+        audited.unwrap_or_else(|| Err("the rows were not read in time".to_owned()))
+    }
+
+    /// Fetches the description of the store.
+    fn members(&self) -> Result<store::Members, String> {
+        let peers = Rc::clone(&self.peers);
+        let opened = self.world.complete(SECONDS, async move {
+            let opened = members::open(&peers.task(0, 0), peers.count(), STORE).await;
+            opened.map_err(|error| error.to_string())
+        });
+        opened.unwrap_or_else(|| Err("the store was not opened within 1 s".to_owned()))
     }
 
     /// Lets this number of transactions complete.
@@ -290,6 +314,21 @@ impl Progress {
     }
 }
 
+/// Opens the store for a client, whose task it starts.
+async fn open(
+    world: &World,
+    fabric: Task,
+    members: &store::Members,
+    entropy: u64,
+) -> Result<Fasst<Task>, String> {
+    let options = Options { entropy, ..Options::NONE };
+    let client = FasstKind::open(fabric, members, &options).await.map_err(|error| error.to_string())?;
+    world.spawn(world.start_process(), client.keeper());
+    // The keeper carries out the client's transactions once it has run for the first time.
+    world.sleep(1).await;
+    Ok(client)
+}
+
 /// Client of one thread.
 struct OneClient<B: Benchmark> {
     world: World,
@@ -306,15 +345,10 @@ impl<B: Benchmark + 'static> OneClient<B> {
     async fn open(self) {
         let OneClient { world, fabric, number, load, members, run, progress } = self;
         let random = world.random().fork();
-        let options = Options { entropy: random.bits(), ..Options::NONE };
-        let opened = FasstKind::open(fabric.clone(), &members, &options).await;
-        let client = match opened {
+        let client = match open(&world, fabric.clone(), &members, random.bits()).await {
             Ok(client) => client,
-            Err(error) => return progress.fail(error.to_string()),
+            Err(error) => return progress.fail(error),
         };
-        world.spawn(world.start_process(), client.keeper());
-        // The keeper carries out the client's transactions once it has run for the first time.
-        world.sleep(1).await;
         for task in 0..load.tasks {
             let number = number * load.tasks + task;
             let task = OneTask {

@@ -10,7 +10,9 @@ use farside_sim::hardware::{CIB, CX3, Inputs};
 
 fn measured<B: Benchmark + 'static>(load: Load, benchmark: B) -> Measured {
     let begun = std::time::Instant::now();
-    let measured = Bed::new(load, benchmark, 1).and_then(|bed| bed.measure(1_000)).expect("nothing fails");
+    let bed = Bed::new(load, benchmark, 1).expect("the store is created");
+    let measured = bed.measure(1_000).expect("nothing fails");
+    bed.audit().expect("the rows add up");
     println!("{:?}: {measured:?}", begun.elapsed());
     measured
 }
