@@ -1,11 +1,13 @@
 //! Figures of the transactions in Kalia et al., *FaSST: Fast, Scalable and Simple Distributed Transactions with
 //! Two-Sided (RDMA) Datagram RPCs* (OSDI 2016): TATP, SmallBank, and their rate over the number of machines.
 //!
-//! The curves of the paper are not available, and its numbers here are from memory of the paper or derived from them, so
-//! no prediction is judged by them. Rates are those of a machine, while all machines run transactions and serve them. The
-//! load is [`Load::paper`], with fewer rows.
+//! The curves of the paper are not available, and its numbers here are from memory of the paper or derived from them.
+//! So no prediction is judged by them. Rates are those of a machine, while all machines run transactions and serve
+//! them. The load is [`Load::paper`], with fewer rows.
 
-use super::{At, Claim, Curve, Figure, Headline, OnFabrics, Point, Predict, Published, Shape, Value};
+use super::{
+    At, Claim, Curve, Figure, Headline, OnFabrics, Point, Predict, Published, Shape, Value, together,
+};
 use farside_bench::oltp::smallbank::SmallBank;
 use farside_bench::oltp::tatp::Tatp;
 use farside_predict::oltp::{Bed, Load, Measured};
@@ -17,47 +19,51 @@ const MILLION: f64 = 1e6;
 
 /// Number of machines in the model of a cluster, except in the figure over this number.
 const MACHINES: u32 = 6;
-/// Number of TATP's subscribers for each machine. The paper has 1 million.
-const SUBSCRIBERS: u64 = 2_000;
-/// Number of SmallBank's accounts for each machine. The paper has 100,000 for each thread.
-const ACCOUNTS: u64 = 20_000;
+/// Number of TATP's subscribers for each machine. Transactions draw among 1 million of them, as in the paper, and each
+/// of the model's stands for 200.
+const SUBSCRIBERS: u64 = 5_000;
+/// Number of SmallBank's accounts for each thread. The paper has 100,000.
+const ACCOUNTS: u64 = 12_500;
 /// Places of the clusters.
 const AT_CX3: At = At::Place(0);
 const AT_CIB: At = At::Place(1);
 const CLUSTERS: [Cluster; 2] = [CX3, CIB];
 
 fn tatp(load: Load, operations: u64) -> Result<Measured, String> {
-    Bed::new(load, Tatp::new(SUBSCRIBERS * u64::from(load.machines))?, 1)?.measure(operations)
+    let machines = u64::from(load.machines);
+    let tatp = Tatp::folded(SUBSCRIBERS * machines, Tatp::SUBSCRIBERS * machines)?;
+    Bed::new(load, tatp, 1)?.measure(operations)
 }
 
 fn smallbank(load: Load, operations: u64) -> Result<Measured, String> {
-    Bed::new(load, SmallBank::new(ACCOUNTS * u64::from(load.machines))?, 1)?.measure(operations)
+    let threads = u64::from(load.machines * load.threads);
+    Bed::new(load, SmallBank::new(ACCOUNTS * threads)?, 1)?.measure(operations)
 }
 
 type Measure = fn(Load, u64) -> Result<Measured, String>;
 
-/// A value of the measurements on both clusters.
-fn on_clusters(
-    name: &'static str,
-    measure: Measure,
-    value: fn(&Measured) -> f64,
-    published: Vec<Published>,
-) -> Curve {
-    let of_cluster =
-        move |place, operations| Ok(value(&measure(Load::paper(CLUSTERS[place], MACHINES), operations)?));
-    Curve { name, predict: Predict::Found(Box::new(of_cluster)), published, unpublished: UNPUBLISHED }
-}
-
-fn successful(measured: &Measured) -> f64 {
-    measured.successes_per_s / MILLION
-}
-
-fn all(measured: &Measured) -> f64 {
-    measured.ops_per_s / MILLION
-}
-
 const SUCCESSFUL: &str = "FaSST, transactions that succeed";
 const ALL: &str = "FaSST, all transactions";
+
+fn curve(name: &'static str, predict: Predict, published: Vec<Published>) -> Curve {
+    Curve { name, predict, published, unpublished: UNPUBLISHED }
+}
+
+/// The rates of the transactions that succeed and of all, on both clusters.
+fn on_clusters(measure: Measure, published: Published) -> Vec<Curve> {
+    let [successful, all] = together(move |operations| {
+        let mut curves = [const { Vec::new() }; 2];
+        for (place, cluster) in CLUSTERS.into_iter().enumerate() {
+            let Measured { successes_per_s, ops_per_s, .. } =
+                measure(Load::paper(cluster, MACHINES), operations)?;
+            for (curve, rate) in curves.iter_mut().zip([successes_per_s, ops_per_s]) {
+                curve.push(Point { x: place as f64, y: rate / MILLION });
+            }
+        }
+        Ok(curves)
+    });
+    vec![curve(SUCCESSFUL, successful, vec![published]), curve(ALL, all, Vec::new())]
+}
 
 /// TATP beside FaRM.
 pub(super) static TATP: Figure = Figure {
@@ -67,10 +73,7 @@ pub(super) static TATP: Figure = Figure {
     axes: ["cluster", "million transactions a second and machine"],
     places: || vec!["CX3", "CIB"],
     unit: "M/s",
-    curves: || {
-        let published = vec![Published { at: AT_CX3, value: 2.9, judged: RECALLED }];
-        vec![on_clusters(SUCCESSFUL, tatp, successful, published), on_clusters(ALL, tatp, all, Vec::new())]
-    },
+    curves: || on_clusters(tatp, Published { at: AT_CX3, value: 2.9, judged: RECALLED }),
     headlines: &[Headline {
         curves: "FaSST / FaRM (1.55 published)",
         point: "CX3",
@@ -98,13 +101,7 @@ pub(super) static SMALLBANK: Figure = Figure {
     axes: ["cluster", "million transactions a second and machine"],
     places: || vec!["CX3", "CIB"],
     unit: "M/s",
-    curves: || {
-        let published = vec![Published { at: AT_CX3, value: 1.57, judged: RECALLED }];
-        vec![
-            on_clusters(SUCCESSFUL, smallbank, successful, published),
-            on_clusters(ALL, smallbank, all, Vec::new()),
-        ]
-    },
+    curves: || on_clusters(smallbank, Published { at: AT_CX3, value: 1.57, judged: RECALLED }),
     headlines: &[Headline {
         curves: "FaSST / DrTM+R (0.93 published)",
         point: "CX3",
@@ -128,11 +125,11 @@ pub(super) static SMALLBANK: Figure = Figure {
 const SCALE: [u32; 7] = [2, 3, 6, 12, 24, 96, 192];
 const SIMULATED: usize = 5;
 
-fn at_scale(operations: u64) -> Result<Vec<Point>, String> {
+fn simulated(operations: u64) -> Result<Vec<Point>, String> {
     let point = |(place, &machines): (usize, &u32)| {
         // Two machines have room for one backup.
         let load = Load { backups: (machines - 1).min(2) as u8, ..Load::paper(CX3, machines) };
-        Ok(Point { x: place as f64, y: all(&tatp(load, operations)?) })
+        Ok(Point { x: place as f64, y: tatp(load, operations)?.ops_per_s / MILLION })
     };
     SCALE[..SIMULATED].iter().enumerate().map(point).collect()
 }
@@ -140,14 +137,13 @@ fn at_scale(operations: u64) -> Result<Vec<Point>, String> {
 /// Extrapolates the rate from the two largest simulated clusters. The number of packets of a transaction is that of the
 /// machines that its requests go to. It differs from the number of requests by a term that is inversely proportional to
 /// the number of machines, and so does the time that a transaction takes on each part of a machine.
-fn extrapolated(operations: u64) -> Result<Vec<Point>, String> {
-    let points = at_scale(operations)?;
+fn extrapolated(simulated: &[Point]) -> Vec<Point> {
     let [one, other] = [SIMULATED - 2, SIMULATED - 1];
     let inverse = |place: usize| 1.0 / f64::from(SCALE[place]);
-    let [time_one, time_other] = [one, other].map(|place| 1.0 / points[place].y);
+    let [time_one, time_other] = [one, other].map(|place| 1.0 / simulated[place].y);
     let slope = (time_one - time_other) / (inverse(one) - inverse(other));
     let time = |place| time_other + slope * (inverse(place) - inverse(other));
-    Ok((SIMULATED..SCALE.len()).map(|place| Point { x: place as f64, y: 1.0 / time(place) }).collect())
+    (SIMULATED..SCALE.len()).map(|place| Point { x: place as f64, y: 1.0 / time(place) }).collect()
 }
 
 const SIMULATION: &str = "TATP, all transactions";
@@ -162,13 +158,12 @@ pub(super) static SCALES: Figure = Figure {
     places: || vec!["2", "3", "6", "12", "24", "96", "192"],
     unit: "M/s",
     curves: || {
-        let curve = |name, find: fn(u64) -> Result<Vec<Point>, String>| Curve {
-            name,
-            predict: Predict::Points(Box::new(find)),
-            published: Vec::new(),
-            unpublished: UNPUBLISHED,
-        };
-        vec![curve(SIMULATION, at_scale), curve(MODEL, extrapolated)]
+        let [simulated, extrapolated] = together(|operations| {
+            let simulated = simulated(operations)?;
+            let extrapolated = extrapolated(&simulated);
+            Ok([simulated, extrapolated])
+        });
+        vec![curve(SIMULATION, simulated, Vec::new()), curve(MODEL, extrapolated, Vec::new())]
     },
     headlines: &[],
     claims: &[Claim {

@@ -22,6 +22,8 @@ use farside_sim::hardware::Distance;
 use farside_sim::micro::MicroOp;
 use ratio::Runner;
 use serde::Serialize;
+use std::cell::RefCell;
+use std::rc::Rc;
 
 /// All figures of this release.
 pub static FIGURES: [&Figure; 43] = [
@@ -133,6 +135,20 @@ type Find = dyn Fn(usize, u64) -> Result<f64, String>;
 
 /// Finds the points of a curve: values over the indexes of places, or over operations per second.
 type FindAll = dyn Fn(u64) -> Result<Vec<Point>, String>;
+
+/// Predictions of several curves that are found together.
+fn together<const N: usize>(find: impl Fn(u64) -> Result<[Vec<Point>; N], String> + 'static) -> [Predict; N] {
+    type Found<const N: usize> = RefCell<Option<Result<[Vec<Point>; N], String>>>;
+    let (found, find) = (Rc::new(Found::<N>::default()), Rc::new(find));
+    std::array::from_fn(|index| {
+        let (found, find) = (Rc::clone(&found), Rc::clone(&find));
+        Predict::Points(Box::new(move |operations| {
+            let mut found = found.borrow_mut();
+            let curves = found.get_or_insert_with(|| find(operations));
+            curves.as_ref().map(|curves| curves[index].clone()).map_err(String::clone)
+        }))
+    })
+}
 
 /// A published number, and the condition on its prediction.
 #[derive(Clone, Copy)]
