@@ -210,7 +210,8 @@ fn whatif_takes_calls() {
 #[test]
 fn whatif_takes_fassts_transactions() {
     let trips = |reads: &str| {
-        let asked = ["whatif", "--system", "fasst", "--keys", "1", "--workload", reads, "--operations", "1000"];
+        let asked =
+            ["whatif", "--system", "fasst", "--keys", "1", "--workload", reads, "--operations", "1000"];
         let lines = farside(asked.into_iter().chain(["--json"])).done();
         let first = lines.text().lines().next().expect("the first platform").to_owned();
         let answer: serde_json::Value = serde_json::from_str(&first).expect("JSON");
