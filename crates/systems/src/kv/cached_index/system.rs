@@ -1,8 +1,9 @@
 //! The entry of the store with a cached index in the registry.
 
-use super::layout::TableSpec;
+use super::cache::Cache;
+use super::layout::{Table, TableSpec};
 use super::service::CachedIndexKind;
-use super::{CachedIndex, KIND, mutants};
+use super::{CACHE_DEFAULT, CachedIndex, Index, KIND, mutants};
 use crate::kv::inplace;
 use crate::kv::places::{self, NewStore};
 use crate::store::{Members, StoreError};
@@ -49,6 +50,9 @@ impl System for CachedIndexKind {
         options: &Options,
     ) -> Result<CachedIndex<F>, StoreError> {
         let (node, store) = members.one_of::<Self>(&fabric)?;
-        CachedIndex::of(fabric, node, store.clone(), options)
+        let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
+        let cache = Cache::new(options.node_cache.unwrap_or(CACHE_DEFAULT), table.buckets());
+        let pair_max = table.spec().pair as usize;
+        Ok(CachedIndex::of(fabric, node, store.clone(), pair_max, Index { table, cache }))
     }
 }

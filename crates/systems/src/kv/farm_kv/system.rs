@@ -1,6 +1,6 @@
 //! FaRM-KV's entry in the registry.
 
-use super::layout::TableSpec;
+use super::layout::{Table, TableSpec};
 use super::service::FarmKvKind;
 use super::{FarmKv, KIND, mutants};
 use crate::kv::inplace;
@@ -54,6 +54,7 @@ impl System for FarmKvKind {
         _options: &Options,
     ) -> Result<FarmKv<F>, StoreError> {
         let (node, store) = members.one_of::<Self>(&fabric)?;
-        FarmKv::of(fabric, node, store.clone())
+        let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
+        Ok(FarmKv::of(fabric, node, store.clone(), table.spec.pair as usize, table))
     }
 }
