@@ -162,8 +162,8 @@ impl<B: Benchmark> Loaded<B> {
     /// Ends the task, and checks all rows and their total.
     fn audit(&mut self) -> Result<(), TxnTrouble> {
         drop(self.task.take());
-        let total = now(self.run.audit(&mut self.client, 0, 1))?;
-        self.run.check_total(total)
+        let total = now(self.run.work().audit(&mut self.client, 0, 1))?;
+        self.run.work().check_total(total)
     }
 
     /// The share of each kind, and its rate of success.
@@ -303,7 +303,7 @@ fn attempts_that_conflict_are_repeated_with_the_same_arguments() {
         loaded.perform(1).expect("the fourth attempt commits");
     }
     loaded.audit().expect("the balances add up");
-    assert!((loaded.run.abort_rate() - 0.75).abs() < 1e-9, "{}", loaded.run.abort_rate());
+    assert!((loaded.run.work().abort_rate() - 0.75).abs() < 1e-9, "{}", loaded.run.work().abort_rate());
 }
 
 /// A store that reports a commit and loses its writes is found by the total.

@@ -10,10 +10,10 @@
 
 use super::STORE;
 use super::calls::{Busy, Headers};
-use farside_bench::driver::{Perform as _, Trouble as _, Work as _};
+use farside_bench::driver::{Trouble as _, Work as _};
 use farside_bench::oltp::{Benchmark, Kind, Oltp, Run, Source};
 use farside_bench::report::Latencies;
-use farside_bench::txn::Client;
+use farside_bench::txn::{Client, Transactional as _};
 use farside_bench::workload;
 use farside_remote::NodeId;
 use farside_remote::clock::Clock;
@@ -206,7 +206,7 @@ impl<B: Benchmark + 'static> Bed<B> {
         Ok(Measured {
             ops_per_s,
             successes_per_s: ops_per_s * successes / commits,
-            abort_rate: self.run.abort_rate(),
+            abort_rate: self.run.work().abort_rate(),
             mean_us,
             packets: (rung.requests[1] - rung_before.requests[1]) as f64 / done,
             busy: Busy::between(&load.cluster, load.machines, used_before, used, lasted),
@@ -224,8 +224,9 @@ impl<B: Benchmark + 'static> Bed<B> {
         self.peers.set_timed(false);
         let audited = self.world.complete(OPENING, async move {
             let txn = open(&world, fabric.clone(), &members, entropy).await?;
-            let audited = run.audit(&mut Client { txn, clock: fabric }, 0, 1).await;
-            audited.and_then(|total| run.check_total(total)).map_err(|trouble| trouble.to_string())
+            let work = run.work();
+            let audited = work.audit(&mut Client { txn, clock: fabric }, 0, 1).await;
+            audited.and_then(|total| work.check_total(total)).map_err(|trouble| trouble.to_string())
         });
         audited.unwrap_or_else(|| Err("the rows were not read in time".to_owned()))
     }
