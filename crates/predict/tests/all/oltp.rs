@@ -66,6 +66,68 @@ fn smallbank_and_tatp_have_their_kinds_and_rates_of_success() {
     assert!(tatp.successes_per_s < tatp.ops_per_s && tatp.ops_per_s > bank.ops_per_s, "{tatp:?}");
 }
 
+/// TATP as in the figures.
+fn tatp(load: Load) -> Measured {
+    let machines = u64::from(load.machines);
+    let tatp = Tatp::folded(5_000 * machines, Tatp::SUBSCRIBERS * machines).expect("it is possible");
+    let measured = Bed::new(load, tatp, 1).and_then(|bed| bed.measure(1_000)).expect("nothing fails");
+    println!("{} on {machines} machines: {measured:?}", load.cluster.name);
+    measured
+}
+
+/// SmallBank with this number of accounts for each thread.
+fn smallbank(load: Load, accounts: u64) -> Measured {
+    let bank = SmallBank::new(accounts * u64::from(load.machines * load.threads)).expect("it is possible");
+    let measured = Bed::new(load, bank, 1).and_then(|bed| bed.measure(1_000)).expect("nothing fails");
+    println!("{}, {accounts} accounts: {measured:?}", load.cluster.name);
+    measured
+}
+
+/// Rates with faster parts of the machines, without backups, and with more tasks: experiments for the guide.
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_the_unit_of_cx3_limits_its_transactions() {
+    let load = Load::paper(CX3, 6);
+    let with = |change: fn(&mut Inputs)| {
+        let mut cluster = CX3;
+        change(&mut cluster.inputs);
+        Load { cluster, ..load }
+    };
+    let faster = [
+        with(|_| ()),
+        with(|inputs| inputs.nic_op_ps /= 2),
+        with(|inputs| inputs.core_message_ns /= 2),
+        with(|inputs| inputs.core_access_ns = 0),
+        Load { backups: 0, ..load },
+        Load { tasks: 38, ..load },
+    ];
+    let workloads: [fn(Load) -> Measured; 2] = [tatp, |load| smallbank(load, 12_500)];
+    for measure in workloads {
+        let [usual, nic, cores, ..] = faster.map(measure).map(|measured| measured.ops_per_s);
+        assert!(nic > 1.2 * usual && cores < 1.1 * usual, "{usual}, {nic} and {cores}");
+    }
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_fewer_accounts_meet_more_often() {
+    for cluster in [CX3, CIB] {
+        let [few, some, many] =
+            [3_000, 12_500, 50_000].map(|accounts| smallbank(Load::paper(cluster, 6), accounts));
+        assert!(few.abort_rate > some.abort_rate && some.abort_rate > many.abort_rate);
+    }
+}
+
+/// The time that a transaction takes on each machine differs from that of a large cluster by a term that is inversely
+/// proportional to the number of machines.
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_the_rate_of_more_machines_is_extrapolated() {
+    let [of_12, of_24, of_48] = [12, 24, 48].map(|machines| 1.0 / tatp(Load::paper(CX3, machines)).ops_per_s);
+    let extrapolated = of_24 + (of_24 - of_12) / 2.0;
+    assert!((extrapolated / of_48 - 1.0).abs() < 0.03, "{extrapolated} and {of_48} s for a transaction");
+}
+
 #[test]
 fn impossible_loads_are_refused() {
     let bank = || SmallBank::new(10).expect("it is possible");
