@@ -90,6 +90,68 @@ impl Plan {
     }
 }
 
+/// Transactions on records that have a total, which is known after a run.
+#[allow(async_fn_in_trait, reason = "a client belongs to one thread: no Send bound is wanted")]
+pub trait Transactional: Work<Trouble = TxnTrouble> {
+    /// As [`Perform::load`].
+    async fn load<T: Txn, C: Clock>(
+        &self,
+        client: &mut Client<T, C>,
+        record: u64,
+        task: &mut Self::Task,
+    ) -> Result<(), TxnTrouble>;
+
+    /// As [`Perform::perform`].
+    async fn perform<T: Txn, C: Clock>(
+        &self,
+        client: &mut Client<T, C>,
+        drawn: Self::Drawn,
+        task: &mut Self::Task,
+    ) -> Result<(), TxnTrouble>;
+
+    /// Reads and checks the records `first`, `first + step`, `first + 2 * step`, … once. Returns their part of the
+    /// total.
+    ///
+    /// # Errors
+    /// A record cannot be read, or is wrong.
+    async fn audit<T: Txn, C: Clock>(
+        &self,
+        client: &mut Client<T, C>,
+        first: u64,
+        step: usize,
+    ) -> Result<i128, TxnTrouble>;
+
+    /// Compares the total of all records with what transactions have done. All tasks have ended.
+    ///
+    /// # Errors
+    /// They differ by more than what transactions of unknown outcome may have done.
+    fn check_total(&self, total: i128) -> Result<(), TxnTrouble>;
+
+    /// Fraction of the attempts of the transactions so far that did not commit, of tasks that have ended; 0 if there
+    /// were none.
+    fn abort_rate(&self) -> f64;
+}
+
+impl<W: Transactional, T: Txn, C: Clock> Perform<Client<T, C>> for W {
+    async fn load(
+        &self,
+        client: &mut Client<T, C>,
+        record: u64,
+        task: &mut W::Task,
+    ) -> Result<(), TxnTrouble> {
+        Transactional::load(self, client, record, task).await
+    }
+
+    async fn perform(
+        &self,
+        client: &mut Client<T, C>,
+        drawn: W::Drawn,
+        task: &mut W::Task,
+    ) -> Result<(), TxnTrouble> {
+        Transactional::perform(self, client, drawn, task).await
+    }
+}
+
 /// A handle of a transactional store, with what its retries need.
 pub struct Client<T, C> {
     /// The handle.
@@ -181,8 +243,13 @@ impl Work for TxnWork {
     }
 }
 
-impl<T: Txn, C: Clock> Perform<Client<T, C>> for TxnWork {
-    async fn load(&self, client: &mut Client<T, C>, record: u64, task: &mut Task) -> Result<(), TxnTrouble> {
+impl Transactional for TxnWork {
+    async fn load<T: Txn, C: Clock>(
+        &self,
+        client: &mut Client<T, C>,
+        record: u64,
+        task: &mut Task,
+    ) -> Result<(), TxnTrouble> {
         let Client { txn, clock } = client;
         let Task { value, draws, done, unknown, .. } = task;
         fill(record, 1, value);
@@ -201,7 +268,7 @@ impl<T: Txn, C: Clock> Perform<Client<T, C>> for TxnWork {
         }
     }
 
-    async fn perform(
+    async fn perform<T: Txn, C: Clock>(
         &self,
         client: &mut Client<T, C>,
         drawn: Drawn,
@@ -244,50 +311,41 @@ impl<T: Txn, C: Clock> Perform<Client<T, C>> for TxnWork {
             }
         }
     }
-}
 
-impl Run {
-    /// Reads the records `first`, `first + step`, `first + 2 * step`, … once. Returns the sum of their counts.
-    ///
-    /// # Errors
-    /// A record cannot be read, or its bytes are wrong.
-    pub async fn sum<T: Txn, C: Clock>(
+    /// The total is the sum of the counts of all records.
+    async fn audit<T: Txn, C: Clock>(
         &self,
         client: &mut Client<T, C>,
         first: u64,
         step: usize,
-    ) -> Result<u64, TxnTrouble> {
+    ) -> Result<i128, TxnTrouble> {
         let Client { txn, clock } = client;
         let (mut sum, mut draws) = (0, Draws(first));
-        for record in (first..self.work().records()).step_by(step) {
+        for record in (first..self.records()).step_by(step) {
             let read = async |txn: &mut T| {
                 let found = txn.get(&key(record)).await?;
                 Ok::<_, TxnError>(found.and_then(|found| counted(record, found)))
             };
             let limit = Attempts { most: ATTEMPTS, ..Attempts::UNLIMITED };
             let (count, _) = retry::run(txn, clock, &mut draws, limit, read).await?;
-            sum += count.ok_or(TxnTrouble::Torn(record))?;
+            sum += i128::from(count.ok_or(TxnTrouble::Torn(record))?);
         }
         Ok(sum)
     }
 
-    /// Compares the sum of the counts of all records with the number of updates that were done. All tasks have ended.
-    ///
-    /// # Errors
-    /// Updates were lost, or done twice.
-    pub fn check_sum(&self, sum: u64) -> Result<(), TxnTrouble> {
-        let Counts { done, unknown, .. } = &*self.work().counts;
+    /// Each update adds 1 to the sum.
+    fn check_total(&self, sum: i128) -> Result<(), TxnTrouble> {
+        let Counts { done, unknown, .. } = &*self.counts;
         let (done, unknown) = (done.load(Ordering::Relaxed), unknown.load(Ordering::Relaxed));
+        let sum = u64::try_from(sum).unwrap_or(u64::MAX);
         match (done..=done + unknown).contains(&sum) {
             true => Ok(()),
             false => Err(TxnTrouble::Sum { sum, done, unknown }),
         }
     }
 
-    /// Fraction of the attempts of the transactions so far that did not commit, of tasks that have ended; 0 if there
-    /// were none.
-    pub fn abort_rate(&self) -> f64 {
-        let Counts { commits, attempts, .. } = &*self.work().counts;
+    fn abort_rate(&self) -> f64 {
+        let Counts { commits, attempts, .. } = &*self.counts;
         let (commits, attempts) = (commits.load(Ordering::Relaxed), attempts.load(Ordering::Relaxed));
         if attempts == 0 { 0.0 } else { 1.0 - commits as f64 / attempts as f64 }
     }
@@ -393,8 +451,8 @@ mod tests {
             let mut task = run.work().task(0);
             (task.done, task.unknown, task.commits, task.attempts) = (done, unknown, commits, attempts);
         }
-        let judged = [6, 7, 8, 9].map(|sum| run.check_sum(sum).is_ok());
+        let judged = [6, 7, 8, 9].map(|sum| run.work().check_total(sum).is_ok());
         assert_eq!(judged, [false, true, true, false]);
-        assert_eq!(run.abort_rate(), 0.25);
+        assert_eq!(run.work().abort_rate(), 0.25);
     }
 }

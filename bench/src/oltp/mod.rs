@@ -27,8 +27,8 @@ use farside_remote::fabric::Ran;
 use farside_systems::txn::retry::{self, Attempts};
 use farside_systems::txn::{Txn, TxnError};
 
-use crate::driver::{self, Kinds, Perform, Work};
-use crate::txn::{ATTEMPTS, Client, TxnTrouble};
+use crate::driver::{self, Kinds, Work};
+use crate::txn::{ATTEMPTS, Client, Transactional, TxnTrouble};
 use crate::workload::{self, Random, UniformLong};
 
 /// A benchmark: its tables as keys and values, and its procedures.
@@ -251,8 +251,13 @@ impl<B: Benchmark> Work for Oltp<B> {
     }
 }
 
-impl<B: Benchmark, T: Txn, C: Clock> Perform<Client<T, C>> for Oltp<B> {
-    async fn load(&self, client: &mut Client<T, C>, unit: u64, task: &mut Task) -> Result<(), TxnTrouble> {
+impl<B: Benchmark> Transactional for Oltp<B> {
+    async fn load<T: Txn, C: Clock>(
+        &self,
+        client: &mut Client<T, C>,
+        unit: u64,
+        task: &mut Task,
+    ) -> Result<(), TxnTrouble> {
         let Client { txn, clock } = client;
         let load = async |txn: &mut T| judged(self.benchmark.load(txn, unit).await);
         let (added, _) = retry::run(txn, clock, &mut task.draws, LIMIT, load).await?;
@@ -260,7 +265,7 @@ impl<B: Benchmark, T: Txn, C: Clock> Perform<Client<T, C>> for Oltp<B> {
         Ok(())
     }
 
-    async fn perform(
+    async fn perform<T: Txn, C: Clock>(
         &self,
         client: &mut Client<T, C>,
         drawn: Drawn,
@@ -293,6 +298,41 @@ impl<B: Benchmark, T: Txn, C: Clock> Perform<Client<T, C>> for Oltp<B> {
             }
         }
     }
+
+    async fn audit<T: Txn, C: Clock>(
+        &self,
+        client: &mut Client<T, C>,
+        first: u64,
+        step: usize,
+    ) -> Result<i128, TxnTrouble> {
+        let Client { txn, clock } = client;
+        let (mut total, mut draws) = (0, Draws(first));
+        for unit in (first..self.benchmark.units()).step_by(step) {
+            let read = async |txn: &mut T| judged(self.benchmark.audit(txn, unit).await);
+            let (found, _) = retry::run(txn, clock, &mut draws, LIMIT, read).await?;
+            total += i128::from(found.map_err(TxnTrouble::Row)?);
+        }
+        Ok(total)
+    }
+
+    fn check_total(&self, total: i128) -> Result<(), TxnTrouble> {
+        let counts = self.counts.lock().expect("no thread panicked with the lock");
+        let [least, most] = counts.unknown.map(|unknown| counts.added + unknown);
+        match (least..=most).contains(&total) {
+            true => Ok(()),
+            false => Err(TxnTrouble::Total { total, least, most }),
+        }
+    }
+
+    fn abort_rate(&self) -> f64 {
+        let counts = self.counts.lock().expect("no thread panicked with the lock");
+        let sum = counts.kinds.iter().fold(Kind::default(), |sum, kind| Kind {
+            attempts: sum.attempts + kind.attempts,
+            commits: sum.commits + kind.commits,
+            succeeded: sum.succeeded + kind.succeeded,
+        });
+        sum.abort_rate()
+    }
 }
 
 const LIMIT: Attempts = Attempts { most: ATTEMPTS, ..Attempts::UNLIMITED };
@@ -318,49 +358,6 @@ impl<B: Benchmark> Run<B> {
         let counts = self.work().counts.lock().expect("no thread panicked with the lock");
         let kinds = B::KINDS.iter().copied().zip(counts.kinds.iter().copied());
         kinds.filter(|(_, kind)| kind.attempts > 0).collect()
-    }
-
-    /// Fraction of the attempts of all transactions so far that did not commit, of tasks that have ended.
-    pub fn abort_rate(&self) -> f64 {
-        let sum = self.kinds().iter().fold(Kind::default(), |sum, (_, kind)| Kind {
-            attempts: sum.attempts + kind.attempts,
-            commits: sum.commits + kind.commits,
-            succeeded: sum.succeeded + kind.succeeded,
-        });
-        sum.abort_rate()
-    }
-
-    /// Reads and checks the units `first`, `first + step`, `first + 2 * step`, … once. Returns their part of the total.
-    ///
-    /// # Errors
-    /// A row cannot be read, or is wrong.
-    pub async fn audit<T: Txn, C: Clock>(
-        &self,
-        client: &mut Client<T, C>,
-        first: u64,
-        step: usize,
-    ) -> Result<i128, TxnTrouble> {
-        let Client { txn, clock } = client;
-        let (mut total, mut draws) = (0, Draws(first));
-        for unit in (first..self.benchmark().units()).step_by(step) {
-            let read = async |txn: &mut T| judged(self.benchmark().audit(txn, unit).await);
-            let (found, _) = retry::run(txn, clock, &mut draws, LIMIT, read).await?;
-            total += i128::from(found.map_err(TxnTrouble::Row)?);
-        }
-        Ok(total)
-    }
-
-    /// Compares the total of all units with what transactions have added. All tasks have ended.
-    ///
-    /// # Errors
-    /// They differ by more than what transactions of unknown outcome may have added.
-    pub fn check_total(&self, total: i128) -> Result<(), TxnTrouble> {
-        let counts = self.work().counts.lock().expect("no thread panicked with the lock");
-        let [least, most] = counts.unknown.map(|unknown| counts.added + unknown);
-        match (least..=most).contains(&total) {
-            true => Ok(()),
-            false => Err(TxnTrouble::Total { total, least, most }),
-        }
     }
 }
 

@@ -29,6 +29,8 @@ use crate::workload::{self, Random};
 #[derive(Clone, Copy, Debug)]
 pub struct Tatp {
     subscribers: u64,
+    /// Number of subscribers among which transactions draw.
+    drawn: u64,
 }
 
 impl Tatp {
@@ -48,19 +50,28 @@ impl Tatp {
                 Tatp::SUBSCRIBERS_MAX
             ));
         }
-        Ok(Tatp { subscribers })
+        Ok(Tatp { subscribers, drawn: subscribers })
+    }
+
+    /// Creates the benchmark with fewer subscribers than those among which transactions draw, for a model with less
+    /// memory: each one stands for several, so none is hotter than it would be among all.
+    ///
+    /// # Errors
+    /// There are too many subscribers, or none.
+    pub fn folded(subscribers: u64, drawn: u64) -> Result<Tatp, String> {
+        Ok(Tatp { drawn: drawn.max(subscribers), ..Tatp::new(subscribers)? })
     }
 
     /// Draws a subscriber, with TATP's distribution that is not uniform.
     fn subscriber(&self, random: &mut Random) -> u32 {
-        let mask: u64 = match self.subscribers {
+        let mask: u64 = match self.drawn {
             0..=1_000_000 => 65_535,
             1_000_001..=10_000_000 => 1_048_575,
             _ => 2_097_151,
         };
-        let drawn = below(self.subscribers, random) | below(mask + 1, random);
+        let drawn = below(self.drawn, random) | below(mask + 1, random);
         // There are at most SUBSCRIBERS_MAX.
-        (drawn % self.subscribers) as u32
+        (drawn % self.drawn % self.subscribers) as u32
     }
 }
 

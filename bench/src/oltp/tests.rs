@@ -162,8 +162,8 @@ impl<B: Benchmark> Loaded<B> {
     /// Ends the task, and checks all rows and their total.
     fn audit(&mut self) -> Result<(), TxnTrouble> {
         drop(self.task.take());
-        let total = now(self.run.audit(&mut self.client, 0, 1))?;
-        self.run.check_total(total)
+        let total = now(self.run.work().audit(&mut self.client, 0, 1))?;
+        self.run.work().check_total(total)
     }
 
     /// The share of each kind, and its rate of success.
@@ -259,6 +259,23 @@ fn tatp_prefers_subscribers_whose_numbers_have_many_ones() {
     assert!(ones.len() > 20_000 && (mean - 0.75 * 14.0).abs() < 0.05, "{mean} bits");
 }
 
+/// The hottest of a million subscribers is as hot after they are folded onto 15,000. Of 15,000 it would be hotter.
+#[test]
+fn folded_subscribers_are_as_hot_as_all_of_them() {
+    let hottest = |tatp: Result<Tatp, String>| {
+        let mut loaded = Loaded::with(tatp.expect("it is possible"));
+        loaded.perform(50_000).expect("nothing fails");
+        let mut counts = [0u32; 15_000];
+        let read = loaded.client.txn.read.iter().filter(|key| key[0] == 1);
+        read.for_each(|key| counts[number(key) as usize] += 1);
+        f64::from(counts.into_iter().max().expect("it is not empty")) / f64::from(counts.iter().sum::<u32>())
+    };
+    let [few, folded] = [Tatp::new(15_000), Tatp::folded(15_000, 1_000_000)].map(hottest);
+    // 16 bits are set unless both draws lack them, and the others are those of one draw.
+    let of_all = 0.75f64.powi(16) / (1e6 / f64::from(1 << 16));
+    assert!(folded < 2.0 * of_all && few > 4.0 * of_all, "{folded} and {few}, {of_all} of all");
+}
+
 #[test]
 fn objects_are_written_with_their_share() {
     let mut loaded = Loaded::with(objects(4, 0.25, 100));
@@ -286,7 +303,7 @@ fn attempts_that_conflict_are_repeated_with_the_same_arguments() {
         loaded.perform(1).expect("the fourth attempt commits");
     }
     loaded.audit().expect("the balances add up");
-    assert!((loaded.run.abort_rate() - 0.75).abs() < 1e-9, "{}", loaded.run.abort_rate());
+    assert!((loaded.run.work().abort_rate() - 0.75).abs() < 1e-9, "{}", loaded.run.work().abort_rate());
 }
 
 /// A store that reports a commit and loses its writes is found by the total.

@@ -84,7 +84,7 @@ pub const REQUEST_LEN: usize = 32;
 impl Headers {
     /// Number of bytes of a request and of a response that do not count, for packets with one request: this project's
     /// headers have 24 bytes for a packet and 8 for a request in it, and a request to a store has 8 more.
-    const fn omitted(self) -> [u64; 2] {
+    pub(crate) const fn omitted(self) -> [u64; 2] {
         match self {
             Headers::Paper => [8 + 24 + 8 - 4, 24 + 8 - 4],
             Headers::Own => [0, 0],
@@ -177,6 +177,29 @@ pub struct Busy {
     pub link: f64,
     /// The busier direction of PCIe.
     pub pcie: f64,
+}
+
+impl Busy {
+    /// Utilization of the NICs of these machines in a time in which their work and their misses grew so.
+    pub(crate) fn between(
+        cluster: &Cluster,
+        machines: u32,
+        before: &(Used, u64),
+        after: &(Used, u64),
+        lasted: Nanos,
+    ) -> Busy {
+        type Count = fn(&(Used, u64)) -> u64;
+        let grown = |of: Count| (of(after) - of(before)) as f64;
+        let time_ps = lasted as f64 * 1e3 * f64::from(machines);
+        let (op_ps, miss_ps) = (cluster.inputs.nic_op_ps as f64, cluster.inputs.qp_miss_ns as f64 * 1e3);
+        let busier = |of: [Count; 2]| grown(of[0]).max(grown(of[1]));
+        let on = |bytes: f64, gbit: u64| bytes * 8e3 / gbit as f64 / time_ps;
+        Busy {
+            unit: (grown(|(used, _)| used.ends) * op_ps + grown(|(_, misses)| *misses) * miss_ps) / time_ps,
+            link: on(busier([|(used, _)| used.link[0], |(used, _)| used.link[1]]), cluster.link_gbit),
+            pcie: on(busier([|(used, _)| used.pcie[0], |(used, _)| used.pcie[1]]), cluster.pcie_gbit),
+        }
+    }
 }
 
 /// Mean number of batches of a task in a warm-up and, at least, in a measurement.
@@ -326,10 +349,7 @@ impl Bed {
         let responses =
             grown(|(rung, ..)| rung.responses[1]) / grown(|(rung, ..)| rung.responses[0]).max(1.0);
         let [sent, received] = [grown(|(_, used, _)| used.link[0]), grown(|(_, used, _)| used.link[1])];
-        let pcie = grown(|(_, used, _)| used.pcie[0]).max(grown(|(_, used, _)| used.pcie[1]));
-        let (ends, time_ps) = (grown(|(_, used, _)| used.ends), lasted as f64 * 1e3 * f64::from(machines));
-        let (op_ps, miss_ps) = (cluster.inputs.nic_op_ps as f64, cluster.inputs.qp_miss_ns as f64 * 1e3);
-        let on = |bytes: f64, gbit: u64| bytes * 8e3 / gbit as f64 / time_ps;
+        let busy = Busy::between(&cluster, machines, &(before.1, before.2), &(after.1, after.2), lasted);
         Measured {
             ops_per_s: done * SECONDS as f64 / lasted as f64 / f64::from(issuing),
             mean_us: run.latencies.borrow().mean_us(),
@@ -337,11 +357,7 @@ impl Bed {
                 / grown(|(rung, ..)| rung.requests[1]),
             responses_per_doorbell: responses,
             misses: misses / done,
-            busy: Busy {
-                unit: (ends * op_ps + misses * miss_ps) / time_ps,
-                link: on(sent.max(received), cluster.link_gbit),
-                pcie: on(pcie, cluster.pcie_gbit),
-            },
+            busy,
             link_bytes: (sent + received) / done,
         }
     }

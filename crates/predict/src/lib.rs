@@ -1,7 +1,8 @@
 //! Simulates a system under a closed loop of clients, on the papers' machines in virtual time. The system is a
 //! key-value store, a transactional store, a store of latched objects or a tree of such objects on one node, a block
 //! store on several, or a node that answers FaSST's calls. [`index`] does so for ordered indexes, and
-//! [`calls`] for FaSST's calls and READs on machines that are nodes and clients at once.
+//! [`calls`] for FaSST's calls and READs, and [`oltp`] for FaSST's transactions, on machines that are nodes and clients
+//! at once.
 //!
 //! Invariant: the real protocol runs on a real store's bytes; only time is modelled. So clients that use the same key
 //! at the same time hinder each other as the protocol lets them.
@@ -10,6 +11,7 @@
 
 pub mod calls;
 pub mod index;
+pub mod oltp;
 
 use farside_bench::workload::skew::Zipf;
 use farside_bench::workload::{self, Lengths};
@@ -47,12 +49,10 @@ const KEY_LEN: usize = size_of::<u64>();
 /// Number of replicas of a replicated system, as in PRISM's evaluation of PRISM-RS.
 const REPLICAS: usize = 3;
 
-/// Systems that have a model: all of their families but FaSST's transactions.
+/// Systems that have a model: all of their families.
 fn systems() -> impl Iterator<Item = &'static Registered> {
-    let has_model = |system: &&Registered| match system.family {
-        Family::Kv | Family::Blocks | Family::Latched | Family::Calls => true,
-        Family::Txn => system.kind != fasst::KIND,
-        _ => false,
+    let has_model = |system: &&Registered| {
+        matches!(system.family, Family::Kv | Family::Blocks | Family::Latched | Family::Txn | Family::Calls)
     };
     registry::ALL.iter().filter(has_model)
 }
@@ -253,6 +253,11 @@ impl Load {
         }
     }
 
+    /// Largest number of clients of a curve. A store of FaSST has fewer ids than the others.
+    fn clients_max(&self) -> u32 {
+        if self.system == fasst::KIND { u32::from(fasst::layout::IDS_MAX / 2) } else { CLIENTS_MAX }
+    }
+
     /// Options of a transactional store: an id for each client, also for those of two measurements that follow each
     /// other, and room for one transaction of each.
     fn transacting(&self) -> Transacting {
@@ -262,7 +267,7 @@ impl Load {
         const HEADER: usize = 16 + KEY_LEN;
         let writes = HEADERS + self.value_len + (self.keys - 1) * (HEADER + self.value_len);
         Transacting {
-            ids: Some(2 * CLIENTS_MAX as u16),
+            ids: Some(2 * self.clients_max() as u16),
             lanes: Some(1),
             writes_max: Some(u32::try_from(writes).unwrap_or(u32::MAX)),
             ..self.variant.transacting
@@ -365,7 +370,7 @@ impl Keys {
     }
 }
 
-/// Largest number of clients of a curve.
+/// Largest number of clients of a curve, unless a store has fewer ids.
 const CLIENTS_MAX: u32 = 4_096;
 
 /// Longest mean time per operation, in ns. A measurement times out after this time per operation, plus one second.
@@ -539,7 +544,7 @@ impl Bed {
     }
 
     /// Measures increasing numbers of clients, starting with one. Stops when throughput grows by less than 1 %, or
-    /// after 4,096 clients.
+    /// after 4,096 clients: 2,047 of FaSST.
     ///
     /// # Errors
     /// As [`Bed::measure`].
@@ -547,7 +552,7 @@ impl Bed {
         const GROWTH_MIN: f64 = 1.01;
         let mut curve = vec![self.measure(1, operations)?];
         let mut clients = 2;
-        while clients <= CLIENTS_MAX {
+        while clients <= self.load.clients_max() {
             let last = curve[curve.len() - 1].ops_per_s;
             let next = self.measure(clients, operations.max(u64::from(clients) * 20))?;
             curve.push(next);

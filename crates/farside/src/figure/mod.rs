@@ -9,6 +9,7 @@
 mod chequer;
 pub mod draw;
 mod fasst;
+mod fasst_txn;
 mod prism;
 pub mod ratio;
 mod smart;
@@ -21,9 +22,11 @@ use farside_sim::hardware::Distance;
 use farside_sim::micro::MicroOp;
 use ratio::Runner;
 use serde::Serialize;
+use std::cell::RefCell;
+use std::rc::Rc;
 
 /// All figures of this release.
-pub static FIGURES: [&Figure; 40] = [
+pub static FIGURES: [&Figure; 43] = [
     &prism::FIGURE_1,
     &prism::FIGURE_2,
     &prism::FIGURE_3,
@@ -64,6 +67,9 @@ pub static FIGURES: [&Figure; 40] = [
     &fasst::SHARING,
     &fasst::DOORBELL,
     &fasst::DOORBELL_RATE,
+    &fasst_txn::TATP,
+    &fasst_txn::SMALLBANK,
+    &fasst_txn::SCALES,
 ];
 
 /// A figure of a paper, or the numbers of one of its sections.
@@ -129,6 +135,20 @@ type Find = dyn Fn(usize, u64) -> Result<f64, String>;
 
 /// Finds the points of a curve: values over the indexes of places, or over operations per second.
 type FindAll = dyn Fn(u64) -> Result<Vec<Point>, String>;
+
+/// Predictions of several curves that are found together.
+fn together<const N: usize>(find: impl Fn(u64) -> Result<[Vec<Point>; N], String> + 'static) -> [Predict; N] {
+    type Found<const N: usize> = RefCell<Option<Result<[Vec<Point>; N], String>>>;
+    let (found, find) = (Rc::new(Found::<N>::default()), Rc::new(find));
+    std::array::from_fn(|index| {
+        let (found, find) = (Rc::clone(&found), Rc::clone(&find));
+        Predict::Points(Box::new(move |operations| {
+            let mut found = found.borrow_mut();
+            let curves = found.get_or_insert_with(|| find(operations));
+            curves.as_ref().map(|curves| curves[index].clone()).map_err(String::clone)
+        }))
+    })
+}
 
 /// A published number, and the condition on its prediction.
 #[derive(Clone, Copy)]

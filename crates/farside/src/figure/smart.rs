@@ -8,14 +8,13 @@
 
 use super::{
     At, Claim, Curve, Figure, Headline, OnFabrics, Point, Predict, Published, Rivals, Row, Shape, Value,
+    together,
 };
 use farside_bench::index::NameKind;
 use farside_predict::index::{Bed, Load, Measured, Mix};
 use farside_sim::hardware::{CONNECTX_6, Inputs, PACKET, Testbed};
 use farside_systems::index::{Indexing, Rung, Versions};
 use farside_systems::system::Options;
-use std::cell::RefCell;
-use std::rc::Rc;
 
 /// An index that the figures compare, with the names of its curves.
 struct Contender {
@@ -328,20 +327,6 @@ pub(super) static FIGURE_3_BYTES: Figure = Figure {
 /// Numbers of clients of figure 11, and of figure 12, which has no published numbers.
 const LOADS: &[u32] = &[32, 128, 256, 512, 768];
 const FEW_LOADS: &[u32] = &[64, 256, 768];
-
-/// Predictions of several curves that are found together.
-fn together<const N: usize>(find: impl Fn(u64) -> Result<[Vec<Point>; N], String> + 'static) -> [Predict; N] {
-    type Found<const N: usize> = RefCell<Option<Result<[Vec<Point>; N], String>>>;
-    let (found, find) = (Rc::new(Found::<N>::default()), Rc::new(find));
-    std::array::from_fn(|index| {
-        let (found, find) = (Rc::clone(&found), Rc::clone(&find));
-        Predict::Points(Box::new(move |operations| {
-            let mut found = found.borrow_mut();
-            let curves = found.get_or_insert_with(|| find(operations));
-            curves.as_ref().map(|curves| curves[index].clone()).map_err(String::clone)
-        }))
-    })
-}
 
 /// The 99th percentile of the latency over throughput, with more and more clients, for each workload.
 fn latencies(load: Load, loads: &'static [u32]) -> [Predict; MIXES.len()] {

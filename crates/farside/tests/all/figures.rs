@@ -230,6 +230,15 @@ fn soak_fassts_case_against_reads_is_predicted() {
     }
 }
 
+/// The published rates are from memory of the paper, so none is judged.
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_fassts_transactions_are_predicted() {
+    for name in ["fasst-tatp", "fasst-smallbank", "fasst-scale"] {
+        assert_predicted(name, 1_000, 0);
+    }
+}
+
 /// The speedups of the figures differ from the ratios of round trips, since verbs do not take equally long. If they do,
 /// and checksums take no time, then the speedups are these ratios.
 #[test]

@@ -2,6 +2,7 @@
 //! the papers' figures.
 
 mod calls;
+mod oltp;
 
 use farside_bench::index::NameKind;
 use farside_predict::index::{Bed, Load, Measured, Mix, Ranks};

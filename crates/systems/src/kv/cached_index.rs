@@ -30,20 +30,17 @@ pub mod mutants;
 pub mod service;
 mod system;
 
-use super::called::Calls;
 pub use super::called::{ATTEMPTS_MAX, SLOW_MAX};
-use super::inplace::{READ_TIME_MAX, START, decode};
-use super::{Fetched, Item, Kv, KvError, Version, check_key};
+use super::client::{Client, Look, LookUp, Reads};
+use super::inplace::START;
+use super::{Fetched, KvError, Version};
 use crate::store::{self, StoreError};
-use crate::system::Options;
 pub use cache::CacheStat;
 use cache::{Cache, Cached};
 use farside_remote::clock::Clock;
-use farside_remote::control::Store;
-use farside_remote::{Addr, ChainBuf, Fabric, NodeId, Reply, read, read_as};
+use farside_remote::{Fabric, NodeId};
 use layout::{Bucket, CHAIN_MAX, Entry, Table};
 use service::CachedIndexKind;
-use std::ops::Range;
 
 /// Kind of the store in the catalog.
 pub const KIND: &str = "cached-index";
@@ -54,30 +51,12 @@ pub const CACHE_DEFAULT: usize = 16 << 20;
 const DAMAGED: &str = "an entry or item that no service wrote";
 
 /// Client of one store with a cached index. It runs one operation at a time: give each task its own client.
-pub struct CachedIndex<F> {
-    fabric: F,
-    node: NodeId,
-    store: Store,
+pub type CachedIndex<F> = Client<F, Index>;
+
+/// The table, and what a client has cached of its index.
+pub struct Index {
     table: Table,
     cache: Cache,
-    chain: ChainBuf,
-    reply: Reply,
-    calls: Calls,
-    /// Content of the item that was read last.
-    content: Vec<u8>,
-    /// The value in `content` that the last GET has found; `None` if it was found by a call.
-    value: Option<Range<usize>>,
-}
-
-/// Outcome of one walk through a key's chain.
-enum Look {
-    /// The key has a value, which lies in `content`.
-    Found(Version),
-    Absent,
-    /// The chain was cached in part or changed during the walk, or an item was torn.
-    Unsure,
-    /// A READ took so long that the versions of lines may have wrapped.
-    Slow,
 }
 
 /// What an entry leads to.
@@ -103,108 +82,53 @@ impl<F: Fabric + Clock> CachedIndex<F> {
         store::open::<CachedIndexKind, F>(fabric, node, name).await
     }
 
-    /// Creates a client from the store's description in the catalog of `node`. Sends no request.
-    ///
-    /// # Errors
-    /// The description is invalid.
-    fn of(fabric: F, node: NodeId, store: Store, options: &Options) -> Result<CachedIndex<F>, StoreError> {
-        let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
-        let calls = Calls::new(node, table.extent().key, table.spec().pair as usize, DAMAGED);
-        let cache = Cache::new(options.node_cache.unwrap_or(CACHE_DEFAULT), table.buckets());
-        let (chain, reply, content) = (ChainBuf::new(), Reply::new(), Vec::new());
-        Ok(CachedIndex { fabric, node, store, table, cache, chain, reply, calls, content, value: None })
+    /// Returns the counters of this client's cache.
+    pub fn cache(&self) -> CacheStat {
+        self.look_up.cache.stat()
     }
+}
 
-    /// Returns the store's description in the catalog.
-    pub fn store(&self) -> &Store {
-        &self.store
-    }
+impl LookUp for Index {
+    const KIND: &'static str = KIND;
+    const DAMAGED: &'static str = DAMAGED;
+    type Table = Table;
 
-    /// Returns the table.
-    pub fn table(&self) -> &Table {
+    fn table(&self) -> &Table {
         &self.table
     }
 
-    /// Returns the fabric.
-    pub fn fabric(&self) -> &F {
-        &self.fabric
-    }
-
-    /// Returns the counters of this client's cache.
-    pub fn cache(&self) -> CacheStat {
-        self.cache.stat()
-    }
-}
-
-impl<F: Fabric + Clock> Kv for CachedIndex<F> {
-    fn kind(&self) -> &'static str {
-        KIND
-    }
-
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let CacheStat { bytes, hits, misses, stale, .. } = self.cache();
+        let CacheStat { bytes, hits, misses, stale, .. } = self.cache.stat();
         vec![("cache bytes", bytes), ("cache hits", hits), ("cache misses", misses), ("stale entries", stale)]
     }
 
-    /// Takes one round trip if the key's entry is cached, and two or more otherwise.
-    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
-        check_key(key)?;
-        let mut slow = 0;
-        for attempt in 0..ATTEMPTS_MAX {
-            match self.walk(key, attempt == 0).await? {
-                Look::Found(version) => return Ok(Some(Fetched { at: None, version })),
-                Look::Absent => return Ok(None),
-                Look::Unsure => {}
-                Look::Slow => slow += 1,
-            }
-            if slow == SLOW_MAX {
-                break;
-            }
-        }
-        self.value = None;
-        self.calls.get(&self.fabric, key).await
-    }
-
-    fn item(&self, fetched: Fetched) -> Item<'_> {
-        let value = match self.value.clone() {
-            Some(range) => self.content.get(range).unwrap_or_default(),
-            None => self.calls.value(),
-        };
-        Item { value, version: fetched.version }
-    }
-
-    /// Takes one call to the node's CPU.
-    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        self.calls.put(&self.fabric, key, value).await
-    }
-
-    /// Takes one call to the node's CPU.
-    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        self.calls.delete(&self.fabric, key).await
-    }
-}
-
-impl<F: Fabric + Clock> CachedIndex<F> {
-    /// Follows the entries in the key's chain that may belong to the key. Takes cached buckets if `from_cache` is set.
-    async fn walk(&mut self, key: &[u8], from_cache: bool) -> Result<Look, KvError> {
+    /// Follows the entries in the key's chain that may belong to the key. The first attempt takes cached buckets. Takes
+    /// one round trip if the key's entry is cached, and two or more otherwise.
+    async fn look_up<F: Fabric + Clock>(
+        &mut self,
+        reads: &mut Reads<F>,
+        key: &[u8],
+        attempt: u32,
+    ) -> Result<Look, KvError> {
+        let from_cache = attempt == 0;
         let mut bucket = self.table.home(key);
         let (mut is_cached, mut has_changed, mut was_led) = (false, false, false);
         for _ in 0..CHAIN_MAX {
             let cached = if from_cache { self.cache.get(bucket) } else { None };
             let of = match cached {
                 Some(of) => of,
-                None => self.read_bucket(bucket).await?,
+                None => self.read_bucket(reads, bucket).await?,
             };
             is_cached |= cached.is_some();
             for entry in &of.entries {
                 let Some(item) = self.table.item_of(key, entry) else { continue };
                 was_led |= cached.is_some();
-                match self.read_item(key, item, entry).await? {
+                match self.read_item(reads, key, item, entry).await? {
                     Led::ToKey(version) => {
                         if from_cache {
                             self.cache.count(if cached.is_some() { Cached::Hit } else { Cached::Miss });
                         }
-                        return Ok(Look::Found(version));
+                        return Ok(Look::Found(Fetched { at: None, version }));
                     }
                     Led::ToOther => {}
                     Led::Astray => has_changed = true,
@@ -224,40 +148,44 @@ impl<F: Fabric + Clock> CachedIndex<F> {
         }
         Ok(Look::Unsure)
     }
+}
 
-    async fn read_bucket(&mut self, bucket: u64) -> Result<Bucket, KvError> {
-        let mut chain = self.chain.begin(self.table.extent().key);
-        let of = chain.also(read_as::<Bucket>(Addr::new(self.table.bucket_at(bucket))));
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
-        let of = *self.reply.get(of).map_err(KvError::Refused)?;
+impl Index {
+    async fn read_bucket<F: Fabric + Clock>(
+        &mut self,
+        reads: &mut Reads<F>,
+        bucket: u64,
+    ) -> Result<Bucket, KvError> {
+        let of = reads.read_one(self.table.bucket_at(bucket)).await?;
         self.cache.put(bucket, of);
         Ok(of)
     }
 
-    /// READs the item to which an entry points, into `content`. Remembers the place of its value.
-    async fn read_item(&mut self, key: &[u8], item: u64, entry: &Entry) -> Result<Led, KvError> {
-        let begun = self.fabric.now();
-        let len = self.table.spec().item_len() as u32;
-        let mut chain = self.chain.begin(self.table.extent().key);
-        let object = chain.also(read(Addr::new(self.table.item_at(item)), len));
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
-        let object = self.reply.get(object).map_err(KvError::Refused)?;
-        // A READ that takes longer may return two versions whose lines have the same number.
-        if self.fabric.now().saturating_sub(begun) > READ_TIME_MAX && !mutants::WRAP_ACCEPTED.is_on() {
+    /// READs the item to which an entry points. Remembers the place of its value.
+    async fn read_item<F: Fabric + Clock>(
+        &self,
+        reads: &mut Reads<F>,
+        key: &[u8],
+        item: u64,
+        entry: &Entry,
+    ) -> Result<Led, KvError> {
+        let spec = self.table.spec();
+        let is_in_time = reads.read_in_time(self.table.item_at(item), spec.item_len()).await?;
+        if !is_in_time && !mutants::WRAP_ACCEPTED.is_on() {
             return Ok(Led::Slowly);
         }
-        let checks = !mutants::LINES_UNCHECKED.is_on();
-        let header = decode(object, self.table.spec().content_len(), &mut self.content, checks);
+        let header = reads.decode(0, spec.content_len(), !mutants::LINES_UNCHECKED.is_on());
         let Some(header) = header else { return Ok(Led::ToTorn) };
         if header.tag != entry.incarnation && !mutants::INCARNATION_IGNORED.is_on() {
             return Ok(Led::Astray);
         }
-        let item = layout::Item::of(&self.content).ok_or(KvError::Damaged(DAMAGED))?;
+        let item = layout::Item::of(&reads.content).ok_or(KvError::Damaged(DAMAGED))?;
         if item.key != key {
             return Ok(Led::ToOther);
         }
         let at = START + key.len();
-        self.value = Some(at..at + item.value.len());
-        Ok(Led::ToKey(item.version))
+        let (version, len) = (item.version, item.value.len());
+        reads.value = Some(at..at + len);
+        Ok(Led::ToKey(version))
     }
 }

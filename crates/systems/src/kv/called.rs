@@ -1,5 +1,5 @@
-//! Stores whose clients read with one-sided READs and change with calls: the bytes of the calls, the client's half of
-//! them, and the way of a get that reads torn bytes too often.
+//! Stores whose clients read with one-sided READs and change with calls: the bytes of the calls, the client's half and
+//! the service's half of them, and the way of a get that reads torn bytes too often.
 //!
 //! ```text
 //! request  | op u8 | 0 u8 | key length u16 | key | value |             of a call to the service, after its address
@@ -12,8 +12,9 @@ use super::{Fetched, KEY_MAX, KvError, Version, check_key};
 use crate::ready::pauses;
 use farside_remote::clock::Clock;
 use farside_remote::fabric::{CALL_BYTES_MAX, Ran};
-use farside_remote::service::{ADDRESS_SIZE, address};
-use farside_remote::{Fabric, FabricError, Key, NodeId, Rights};
+use farside_remote::service::{ADDRESS_SIZE, Call, Context, Service, address};
+use farside_remote::{Fabric, FabricError, Key, Memory, NodeId, Rights};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Number of times that a get reads torn bytes before it calls the service.
 pub const ATTEMPTS_MAX: u32 = 16;
@@ -151,8 +152,88 @@ impl Calls {
     }
 }
 
+/// What the service of a store does for its calls. `scratch` is empty at the start.
+pub(crate) trait Operations: Send + Sync {
+    /// Kind of the store.
+    const KIND: &'static str;
+
+    /// Completes the change that an earlier node left unfinished. Precedes the first operation.
+    fn repair<M: Memory>(&self, memory: &M) -> Result<(), M::Wait>;
+
+    /// Reads the value of a key into `scratch`.
+    fn get<M: Memory>(&self, memory: &M, key: &[u8], scratch: &mut Vec<u8>) -> Carried<M>;
+
+    /// Stores a value for a key.
+    fn put<M: Memory>(&self, memory: &M, key: &[u8], value: &[u8], scratch: &mut Vec<u8>) -> Carried<M>;
+
+    /// Deletes a key.
+    fn delete<M: Memory>(&self, memory: &M, key: &[u8], scratch: &mut Vec<u8>) -> Carried<M>;
+
+    /// As [`Service::live`]. By default, all of the store lies in its table.
+    fn live<M: Memory>(
+        &self,
+        _memory: &M,
+        _cursor: u64,
+        _found: &mut Vec<u64>,
+    ) -> Result<Option<u64>, M::Wait> {
+        Ok(None)
+    }
+}
+
+/// Result of an operation, which memory may delay.
+pub(crate) type Carried<M> = Result<(Outcome, Version), <M as Memory>::Wait>;
+
+/// A service that runs one call at a time: calls change the table in place.
+pub(crate) struct OneByOne<O> {
+    operations: O,
+    /// Whether the change that an earlier node left unfinished has been completed.
+    is_repaired: AtomicBool,
+}
+
+impl<O> OneByOne<O> {
+    pub(crate) fn new(operations: O) -> OneByOne<O> {
+        OneByOne { operations, is_repaired: AtomicBool::new(false) }
+    }
+}
+
+impl<O: Operations, M: Memory> Service<M> for OneByOne<O> {
+    fn call(
+        &self,
+        context: Context<'_, M>,
+        call: Call<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Result<Result<(), String>, M::Wait> {
+        let Request { op, key, value } = match Request::decode(call.request) {
+            Ok(request) => request,
+            Err(wrong) => return Ok(Err(wrong)),
+        };
+        if let Some(refusal) = refusal(O::KIND, op, call.rights) {
+            return Ok(Err(refusal));
+        }
+        let Context { memory, scratch, .. } = context;
+        // The store's lock orders the accesses to the flag.
+        if !self.is_repaired.load(Ordering::Relaxed) {
+            self.operations.repair(memory)?;
+        }
+        let (outcome, version) = match op {
+            Op::Get => self.operations.get(memory, key, scratch)?,
+            Op::Put => self.operations.put(memory, key, value, scratch)?,
+            Op::Delete => self.operations.delete(memory, key, scratch)?,
+        };
+        self.is_repaired.store(true, Ordering::Relaxed);
+        let is_read = (op, outcome) == (Op::Get, Outcome::Done);
+        let value = if is_read { &scratch[..] } else { &[] };
+        Answer { outcome, version, value }.encode(answer);
+        Ok(Ok(()))
+    }
+
+    fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
+        self.operations.live(memory, cursor, found)
+    }
+}
+
 /// Returns the refusal of a request without the rights that it needs, if it lacks them.
-pub(crate) fn refusal(kind: &str, op: Op, rights: Rights) -> Option<String> {
+fn refusal(kind: &str, op: Op, rights: Rights) -> Option<String> {
     let (needed, word) = if op == Op::Get { (Rights::READ, "read") } else { (Rights::WRITE, "write") };
     (!rights.contains(needed)).then(|| {
         format!(

@@ -29,17 +29,14 @@ pub mod mutants;
 pub mod service;
 mod system;
 
-use super::called::Calls;
 pub use super::called::{ATTEMPTS_MAX, SLOW_MAX};
-use super::inplace::{READ_TIME_MAX, decode};
-use super::{Fetched, Item, Kv, KvError, Version, check_key};
+use super::client::{Client, Look, LookUp, Reads};
+use super::{Fetched, KvError};
 use crate::store::{self, StoreError};
 use farside_remote::clock::Clock;
-use farside_remote::control::Store;
-use farside_remote::{Addr, ChainBuf, Fabric, NodeId, Reply, read};
+use farside_remote::{Fabric, NodeId};
 use layout::{CHAIN_MAX, Content, Start, Table};
 use service::FarmKvKind;
-use std::ops::Range;
 
 /// Kind of the store in the catalog.
 pub const KIND: &str = "farm-kv";
@@ -47,30 +44,7 @@ pub const KIND: &str = "farm-kv";
 const DAMAGED: &str = "a bucket or block that no service wrote";
 
 /// Client of one FaRM-KV store. It runs one operation at a time: give each task its own client.
-pub struct FarmKv<F> {
-    fabric: F,
-    node: NodeId,
-    store: Store,
-    table: Table,
-    chain: ChainBuf,
-    reply: Reply,
-    calls: Calls,
-    /// Content of the bucket or block that was read last.
-    content: Vec<u8>,
-    /// The value in `content` that the last GET has found; `None` if it was found by a call.
-    value: Option<Range<usize>>,
-}
-
-/// Outcome of one pass over a key's neighbourhood and chain.
-enum Look {
-    /// The key has a value, which lies in `content`.
-    Found(Version),
-    Absent,
-    /// The bytes are of several versions, or the chain has changed.
-    Torn,
-    /// A READ took so long that the versions of lines may have wrapped.
-    Slow,
-}
+pub type FarmKv<F> = Client<F, Table>;
 
 impl<F: Fabric + Clock> FarmKv<F> {
     /// Opens the store called `name` at `node`.
@@ -80,148 +54,92 @@ impl<F: Fabric + Clock> FarmKv<F> {
     pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<FarmKv<F>, StoreError> {
         store::open::<FarmKvKind, F>(fabric, node, name).await
     }
-
-    /// Creates a client from the store's description in the catalog of `node`. Sends no request.
-    ///
-    /// # Errors
-    /// The description is invalid.
-    fn of(fabric: F, node: NodeId, store: Store) -> Result<FarmKv<F>, StoreError> {
-        let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
-        let calls = Calls::new(node, table.extent.key, table.spec.pair as usize, DAMAGED);
-        let (chain, reply, content) = (ChainBuf::new(), Reply::new(), Vec::new());
-        Ok(FarmKv { fabric, node, store, table, chain, reply, calls, content, value: None })
-    }
-
-    /// Returns the store's description in the catalog.
-    pub fn store(&self) -> &Store {
-        &self.store
-    }
-
-    /// Returns the table.
-    pub fn table(&self) -> &Table {
-        &self.table
-    }
-
-    /// Returns the fabric.
-    pub fn fabric(&self) -> &F {
-        &self.fabric
-    }
 }
 
-impl<F: Fabric + Clock> Kv for FarmKv<F> {
-    fn kind(&self) -> &'static str {
-        KIND
+impl LookUp for Table {
+    const KIND: &'static str = KIND;
+    const DAMAGED: &'static str = DAMAGED;
+    type Table = Table;
+
+    fn table(&self) -> &Table {
+        self
     }
 
-    /// Takes one round trip, and one more for each block of a chain.
-    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
-        check_key(key)?;
-        let mut slow = 0;
-        for _ in 0..ATTEMPTS_MAX {
-            match self.look(key).await? {
-                Look::Found(version) => return Ok(Some(Fetched { at: None, version })),
-                Look::Absent => return Ok(None),
-                Look::Torn => {}
-                Look::Slow => slow += 1,
-            }
-            if slow == SLOW_MAX {
-                break;
-            }
-        }
-        self.value = None;
-        self.calls.get(&self.fabric, key).await
-    }
-
-    fn item(&self, fetched: Fetched) -> Item<'_> {
-        let value = match self.value.clone() {
-            Some(range) => self.content.get(range).unwrap_or_default(),
-            None => self.calls.value(),
-        };
-        Item { value, version: fetched.version }
-    }
-
-    /// Takes one call to the node's CPU.
-    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        self.calls.put(&self.fabric, key, value).await
-    }
-
-    /// Takes one call to the node's CPU.
-    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        self.calls.delete(&self.fabric, key).await
-    }
-}
-
-impl<F: Fabric + Clock> FarmKv<F> {
-    /// READs the key's neighbourhood, then the chain of the home bucket, if it has one.
-    async fn look(&mut self, key: &[u8]) -> Result<Look, KvError> {
-        let (home, len) = (self.table.bucket_at(self.table.home(key)), self.table.spec.bucket_len());
-        if !self.read(home, 2 * len).await? {
+    /// READs the key's neighbourhood, then the chain of the home bucket, if it has one. Takes one round trip, and one
+    /// more for each block of the chain.
+    async fn look_up<F: Fabric + Clock>(
+        &mut self,
+        reads: &mut Reads<F>,
+        key: &[u8],
+        _attempt: u32,
+    ) -> Result<Look, KvError> {
+        let len = self.spec.bucket_len();
+        if !self.read(reads, self.bucket_at(self.home(key)), 2 * len).await? {
             return Ok(Look::Slow);
         }
         let mut starts = [Start::default(); 2];
         for (start, bucket) in starts.iter_mut().zip(0..) {
-            if self.decode(bucket).is_none() {
-                return Ok(Look::Torn);
+            if self.decode(reads, bucket * len).is_none() {
+                return Ok(Look::Unsure);
             }
-            let content = Content::of(&self.content).ok_or(KvError::Damaged(DAMAGED))?;
+            let content = Content::of(&reads.content).ok_or(KvError::Damaged(DAMAGED))?;
             *start = content.start;
-            if let Some(version) = self.found(key) {
-                return Ok(Look::Found(version));
+            if let Some(found) = self.found(reads, key) {
+                return Ok(Look::Found(found));
             }
         }
         let [of_home, of_next] = starts;
         if of_home.own != of_next.former && !mutants::JOINT_IGNORED.is_on() {
-            return Ok(Look::Torn);
+            return Ok(Look::Unsure);
         }
         let mut start = of_home;
         // The longest chain ends after its last block.
         for _ in 0..=CHAIN_MAX {
             let Some(block) = start.next.get().checked_sub(1).map(u64::from) else { return Ok(Look::Absent) };
-            if block >= self.table.spec.blocks {
+            if block >= self.spec.blocks {
                 return Err(KvError::Damaged(DAMAGED));
             }
-            if !self.read(self.table.block_at(block), len).await? {
+            if !self.read(reads, self.block_at(block), len).await? {
                 return Ok(Look::Slow);
             }
             let incarnation = u64::from(start.next_incarnation.get());
             let is_of_chain = |of: u64| of == incarnation || mutants::INCARNATION_IGNORED.is_on();
-            if !self.decode(0).is_some_and(is_of_chain) {
-                return Ok(Look::Torn);
+            if !self.decode(reads, 0).is_some_and(is_of_chain) {
+                return Ok(Look::Unsure);
             }
-            start = Content::of(&self.content).ok_or(KvError::Damaged(DAMAGED))?.start;
-            if let Some(version) = self.found(key) {
-                return Ok(Look::Found(version));
+            start = Content::of(&reads.content).ok_or(KvError::Damaged(DAMAGED))?.start;
+            if let Some(found) = self.found(reads, key) {
+                return Ok(Look::Found(found));
             }
         }
-        Ok(Look::Torn)
+        Ok(Look::Unsure)
+    }
+}
+
+impl Table {
+    /// READs bytes of the table. Returns whether their lines show it if they are torn.
+    async fn read<F: Fabric + Clock>(
+        &self,
+        reads: &mut Reads<F>,
+        at: u64,
+        len: u64,
+    ) -> Result<bool, KvError> {
+        Ok(reads.read_in_time(at, len).await? || mutants::WRAP_ACCEPTED.is_on())
     }
 
-    /// READs bytes of the table. Returns whether the READ was so short that no line's version can have wrapped.
-    async fn read(&mut self, at: u64, len: u64) -> Result<bool, KvError> {
-        let begun = self.fabric.now();
-        let mut chain = self.chain.begin(self.table.extent.key);
-        let bytes = chain.also(read(Addr::new(at), len as u32));
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
-        self.reply.get(bytes).map_err(KvError::Refused)?;
-        let took = self.fabric.now().saturating_sub(begun);
-        Ok(took <= READ_TIME_MAX || mutants::WRAP_ACCEPTED.is_on())
-    }
-
-    /// Decodes one of the buckets or blocks that were read last into `content`. Returns its incarnation, or `None` if
-    /// it is torn.
-    fn decode(&mut self, index: usize) -> Option<u64> {
-        let FarmKv { table, reply, content, .. } = self;
-        let object = reply.output(0).get(index * table.spec.bucket_len() as usize..).unwrap_or_default();
+    /// Decodes the bucket or block at this offset of the bytes that were read last. Returns its incarnation, or `None`
+    /// if it is torn.
+    fn decode<F: Fabric + Clock>(&self, reads: &mut Reads<F>, offset: u64) -> Option<u64> {
         let checks = !mutants::LINES_UNCHECKED.is_on();
-        decode(object, table.spec.content_len(), content, checks).map(|header| header.tag.get())
+        reads.decode(offset, self.spec.content_len(), checks).map(|header| header.tag.get())
     }
 
-    /// Searches `content` for a key. Remembers the place of its value.
-    fn found(&mut self, key: &[u8]) -> Option<Version> {
-        let (slot, found) = Content::of(&self.content)?.find(key)?;
-        let at = self.table.spec.slot_at(slot) + layout::SLOT_HEADER + key.len();
+    /// Searches the content that was decoded last for a key. Remembers the place of its value.
+    fn found<F>(&self, reads: &mut Reads<F>, key: &[u8]) -> Option<Fetched> {
+        let (slot, found) = Content::of(&reads.content)?.find(key)?;
+        let at = self.spec.slot_at(slot) + layout::SLOT_HEADER + key.len();
         let (version, len) = (found.version, found.value.len());
-        self.value = Some(at..at + len);
-        Some(version)
+        reads.value = Some(at..at + len);
+        Some(Fetched { at: None, version })
     }
 }

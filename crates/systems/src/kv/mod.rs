@@ -8,6 +8,7 @@ mod any;
 pub mod cached_index;
 pub mod called;
 pub mod chequer;
+pub mod client;
 mod cursor;
 pub mod farm_kv;
 mod inplace;

@@ -29,28 +29,21 @@ pub mod service;
 mod system;
 
 pub use super::called::ATTEMPTS_MAX;
-use super::called::Calls;
-use super::{Fetched, Item, Kv, KvError, check_key};
+use super::client::{Client, Look, LookUp, Reads};
+use super::{Fetched, KvError};
 use crate::store::{self, StoreError};
 use farside_remote::clock::Clock;
-use farside_remote::control::Store;
-use farside_remote::{Addr, ChainBuf, Fabric, NodeId, Reply, read, read_as};
-use layout::{Entry, EntryState, ItemView, PAIR_MAX, Table, crc};
+use farside_remote::{Addr, Fabric, NodeId, read, read_as};
+use layout::{Entry, EntryState, ItemView, Table, crc};
 use service::PilafKind;
 
 /// Kind of the store in the catalog.
 pub const KIND: &str = "pilaf";
 
+const DAMAGED: &str = "an entry or item that no service wrote";
+
 /// Client of one Pilaf store. It runs one operation at a time: give each task its own client.
-pub struct Pilaf<F> {
-    fabric: F,
-    node: NodeId,
-    store: Store,
-    table: Table,
-    chain: ChainBuf,
-    reply: Reply,
-    calls: Calls,
-}
+pub type Pilaf<F> = Client<F, Table>;
 
 /// Outcome of reading one slot on a key's probe path.
 enum SlotRead {
@@ -72,79 +65,48 @@ impl<F: Fabric + Clock> Pilaf<F> {
     pub async fn open(fabric: F, node: NodeId, name: &str) -> Result<Pilaf<F>, StoreError> {
         store::open::<PilafKind, F>(fabric, node, name).await
     }
-
-    /// Creates a client from the store's description in the catalog of `node`. Sends no request.
-    ///
-    /// # Errors
-    /// The description is invalid.
-    fn of(fabric: F, node: NodeId, store: Store) -> Result<Pilaf<F>, StoreError> {
-        let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
-        let calls = Calls::new(node, table.extent.key, PAIR_MAX, DAMAGED);
-        Ok(Pilaf { fabric, node, store, table, chain: ChainBuf::new(), reply: Reply::new(), calls })
-    }
-
-    /// Returns the store's description in the catalog.
-    pub fn store(&self) -> &Store {
-        &self.store
-    }
-
-    /// Returns the table.
-    pub fn table(&self) -> &Table {
-        &self.table
-    }
-
-    /// Returns the fabric.
-    pub fn fabric(&self) -> &F {
-        &self.fabric
-    }
 }
 
-impl<F: Fabric + Clock> Kv for Pilaf<F> {
-    fn kind(&self) -> &'static str {
-        KIND
+impl LookUp for Table {
+    const KIND: &'static str = KIND;
+    const DAMAGED: &'static str = DAMAGED;
+    type Table = Table;
+
+    fn table(&self) -> &Table {
+        self
     }
 
     /// Takes two round trips per probe.
-    async fn fetch(&mut self, key: &[u8]) -> Result<Option<Fetched>, KvError> {
-        check_key(key)?;
-        for slot in self.table.probe(key) {
-            match self.read_slot(key, slot).await? {
-                SlotRead::Value(fetched) => return Ok(Some(fetched)),
-                SlotRead::Never => return Ok(None),
+    async fn look_up<F: Fabric + Clock>(
+        &mut self,
+        reads: &mut Reads<F>,
+        key: &[u8],
+        _attempt: u32,
+    ) -> Result<Look, KvError> {
+        for slot in self.probe(key) {
+            match self.read_slot(reads, key, slot).await? {
+                SlotRead::Value(fetched) => return Ok(Look::Found(fetched)),
+                SlotRead::Never => return Ok(Look::Absent),
                 SlotRead::Other => {}
-                SlotRead::Torn => return self.calls.get(&self.fabric, key).await,
+                SlotRead::Torn => return Ok(Look::Torn),
             }
         }
-        Ok(None)
-    }
-
-    fn item(&self, fetched: Fetched) -> Item<'_> {
-        let Fetched { at, version } = fetched;
-        let value = match at {
-            Some(at) => self.reply.output(0).get(at..).unwrap_or_default(),
-            None => self.calls.value(),
-        };
-        Item { value, version }
-    }
-
-    /// Takes one call to the node's CPU.
-    async fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        self.calls.put(&self.fabric, key, value).await
-    }
-
-    /// Takes one call to the node's CPU.
-    async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
-        self.calls.delete(&self.fabric, key).await
+        Ok(Look::Absent)
     }
 }
 
-impl<F: Fabric + Clock> Pilaf<F> {
+impl Table {
     /// READs the slot's entry, then the item to which the entry points. Starts again from the entry if the entry or
     /// the item is torn.
-    async fn read_slot(&mut self, key: &[u8], slot: u64) -> Result<SlotRead, KvError> {
+    async fn read_slot<F: Fabric + Clock>(
+        &self,
+        reads: &mut Reads<F>,
+        key: &[u8],
+        slot: u64,
+    ) -> Result<SlotRead, KvError> {
         let mut refused: Option<Entry> = None;
         for _ in 0..ATTEMPTS_MAX {
-            let entry = self.read_entry(slot).await?;
+            let entry: Entry = reads.read_one(self.entry_at(slot)).await?;
             let trusts = mutants::ENTRY_UNCHECKED.is_on() || mutants::SIZE_TRUSTED.is_on();
             let (at, len) = match if trusts { entry.claims() } else { entry.decode() } {
                 EntryState::Never => return Ok(SlotRead::Never),
@@ -153,12 +115,12 @@ impl<F: Fabric + Clock> Pilaf<F> {
                 EntryState::Nonsense => return Err(KvError::Damaged(DAMAGED)),
                 EntryState::Item { at, len } => (at, len),
             };
-            let mut chain = self.chain.begin(self.table.extent.key);
+            let mut chain = reads.chain.begin(self.extent.key);
             let item = chain.also(read(Addr::new(at), len));
-            let entry_at = Addr::new(self.table.entry_at(slot));
+            let entry_at = Addr::new(self.entry_at(slot));
             let again = mutants::READS_KEEP_ORDER.is_on().then(|| chain.also(read_as::<Entry>(entry_at)));
-            self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
-            let bytes = match self.reply.get(item) {
+            reads.fabric.run(reads.node, &chain, &mut reads.reply).await.map_err(KvError::of_read)?;
+            let bytes = match reads.reply.get(item) {
                 Ok(bytes) => bytes,
                 // The item's segment may hold buffers of another size now, but only if the entry has changed. So if the
                 // READ for an unchanged entry is refused twice, the refusal is final.
@@ -171,7 +133,7 @@ impl<F: Fabric + Clock> Pilaf<F> {
                 continue;
             }
             let is_intact = match again {
-                Some(again) => self.reply.get(again) == Ok(&entry),
+                Some(again) => reads.reply.get(again) == Ok(&entry),
                 None => crc(bytes) == entry.crc_item.get() || mutants::ITEM_UNCHECKED.is_on(),
             };
             if !is_intact {
@@ -186,13 +148,4 @@ impl<F: Fabric + Clock> Pilaf<F> {
         }
         Ok(SlotRead::Torn)
     }
-
-    async fn read_entry(&mut self, slot: u64) -> Result<Entry, KvError> {
-        let mut chain = self.chain.begin(self.table.extent.key);
-        let entry = chain.also(read_as::<Entry>(Addr::new(self.table.entry_at(slot))));
-        self.fabric.run(self.node, &chain, &mut self.reply).await.map_err(KvError::of_read)?;
-        self.reply.get(entry).copied().map_err(KvError::Refused)
-    }
 }
-
-const DAMAGED: &str = "an entry or item that no service wrote";

@@ -1,13 +1,57 @@
 //! Parameters of stores whose tables have places of one size for keys and their values.
 
 use crate::hash_slots::{Placement, Spec};
-use crate::system::Sizing;
+use crate::system::{Footprint, Sizing, SizingError};
+use farside_remote::service::Plan;
 use serde::{Deserialize, Serialize};
 
 /// Length of a key and its value together for which a store is created by default.
-pub(super) const PAIR_DEFAULT: u32 = 256;
+const PAIR_DEFAULT: u32 = 256;
 /// Smallest length of the longest key.
-pub(super) const KEY_LEN: usize = 32;
+const KEY_LEN: usize = 32;
+
+/// Description of a table with places of one size.
+pub(super) trait Places: Spec + Serialize {
+    /// Largest length of a key and its value together, in bytes.
+    const PAIR_MAX: usize;
+
+    /// Describes a table for this number of items, or `None` if there is none.
+    fn of(items: u64, pair: u32, seed: u64, placement: Placement) -> Option<Self>;
+
+    /// Number of places for keys in the buckets to which the hash maps them.
+    fn places(&self) -> u64;
+}
+
+/// Plans a store of this kind: as [`farside_remote::service::Kind::plan`].
+///
+/// # Errors
+/// The parameters are not valid for a store of this kind, or there is no such table.
+pub(super) fn plan<P: Places>(
+    parameters: &str,
+    kind: &str,
+    quota: u64,
+    entropy: u64,
+) -> Result<Plan, String> {
+    let new = NewStore::parse(parameters, kind, P::PAIR_MAX)?;
+    let spec = new.table(quota, |items| P::of(items, new.pair(), entropy, new.placement))?;
+    let table_len = spec.table_len().expect("it was checked");
+    let parameters = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
+    Ok(Plan { table_len, parameters, wide: false })
+}
+
+/// Size of a store: as [`crate::system::System::footprint`].
+///
+/// # Errors
+/// There is no such table.
+pub(super) fn footprint<P: Places>(sizing: &Sizing) -> Result<Footprint, SizingError> {
+    let pair = NewStore::of(sizing).pair();
+    if pair as usize > P::PAIR_MAX {
+        return Err(SizingError::Value(P::PAIR_MAX - sizing.key_len.clamp(KEY_LEN, P::PAIR_MAX)));
+    }
+    let spec = P::of(sizing.items.unwrap_or(1), pair, 0, Placement::Hashed).ok_or(SizingError::Items)?;
+    let table_bytes = spec.table_len().ok_or(SizingError::Items)?;
+    Ok(Footprint { slots: spec.places(), table_bytes, item_bytes: 0 })
+}
 
 /// Parameters of a new store, as JSON.
 #[derive(Default, Serialize, Deserialize)]
@@ -32,7 +76,7 @@ impl NewStore {
 
     /// # Errors
     /// The parameters are not valid for a store of this kind.
-    pub(super) fn parse(parameters: &str, kind: &str, pair_max: usize) -> Result<NewStore, String> {
+    fn parse(parameters: &str, kind: &str, pair_max: usize) -> Result<NewStore, String> {
         let new: NewStore = serde_json::from_str(parameters).map_err(|error| {
             format!(
                 "a {kind} store takes {{\"items\": N, \"pair\": BYTES, \"placement\": \"hashed\"|\"permuted\"}}: \
@@ -49,7 +93,7 @@ impl NewStore {
         ))
     }
 
-    pub(super) fn pair(&self) -> u32 {
+    fn pair(&self) -> u32 {
         self.pair.unwrap_or(PAIR_DEFAULT)
     }
 
@@ -58,7 +102,7 @@ impl NewStore {
     ///
     /// # Errors
     /// There is no such table.
-    pub(super) fn table<S: Spec>(&self, quota: u64, of: impl Fn(u64) -> Option<S>) -> Result<S, String> {
+    fn table<S: Spec>(&self, quota: u64, of: impl Fn(u64) -> Option<S>) -> Result<S, String> {
         let fits = |items| of(items).and_then(|spec| spec.table_len()).is_some_and(|len| len <= quota);
         let items = self.items.unwrap_or_else(|| {
             let (mut fit, mut too_many) = (1, quota.max(2));

@@ -15,7 +15,7 @@
 //! Invariant: a peer's node serves until the first process has the reports of all peers, and no longer than that
 //! process lives.
 
-use super::session::{Audited, Measured, Phases, SessionConfig, memory_for};
+use super::session::{Audited, Measured, Phases, SessionConfig, Transactions, memory_for};
 use super::{ExistingNode, FabricArg};
 use crate::cli::child::Server;
 use crate::cli::node::die_with_parent;
@@ -80,13 +80,13 @@ fn hear<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<Option<T>, Failu
 }
 
 /// Starts the peers, has them measure, and prints what they have done together.
-pub(super) fn run<S: Audited>(count: u32, config: SessionConfig, is_json: bool) -> Done {
+pub(super) fn run<W: Audited>(count: u32, config: SessionConfig, is_json: bool) -> Done {
     let mut peers = (0..count).map(|_| Peer::start()).collect::<Result<Vec<Peer>, Failure>>()?;
     let urls = peers.iter_mut().map(Peer::hear).collect::<Result<Vec<String>, Failure>>()?;
     let (system, tasks, threads) = (config.system.kind, config.tasks, config.threads);
     let existing =
         ExistingNode { pool: Some(join_urls(urls.iter().map(|url| &**url))), ..config.existing.clone() };
-    let loaded = Measured::<S>::start(SessionConfig { existing, ..config })?;
+    let loaded = Measured::<Transactions<W>>::start(SessionConfig { existing, ..config })?;
     let opening = Opening { urls, store: loaded.store().to_owned() };
     peers.iter_mut().try_for_each(|peer| peer.tell(&opening))?;
     peers.iter_mut().try_for_each(|peer| peer.hear::<String>().map(drop))?;
@@ -129,7 +129,7 @@ pub(super) fn run<S: Audited>(count: u32, config: SessionConfig, is_json: bool) 
 }
 
 /// Serves memory to all peers, and measures when the first process says so.
-pub(super) fn serve<S: Audited>(config: SessionConfig) -> Done {
+pub(super) fn serve<W: Audited>(config: SessionConfig) -> Done {
     die_with_parent()?;
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let listen = match config.fabric {
@@ -148,7 +148,7 @@ pub(super) fn serve<S: Audited>(config: SessionConfig) -> Done {
     });
     let pool = Pool::joined(&pools.collect::<Result<Vec<Pool>, _>>()?);
     let config = SessionConfig { phases: Phases::Run(store), quiet: true, ..config };
-    let session = Measured::<S>::within(&pool, config)?;
+    let session = Measured::<Transactions<W>>::within(&pool, config)?;
     print_line!("{}", json!("ready"));
     let Some(_go) = hear::<String>(&mut first)? else { return Ok(()) };
     let mut report = session.measure(duration)?;

@@ -11,9 +11,7 @@ mod temporary;
 pub(in crate::cli) use config::{Log, Phases, SAMPLED, SessionConfig};
 pub(in crate::cli) use node::NodeProcess;
 pub(in crate::cli) use rounds::{Rounds, TURN};
-pub(in crate::cli) use subject::{
-    Audited, Calls, Keys, Objects, Ordered, Replicas, Subject, Tables, Transactions,
-};
+pub(in crate::cli) use subject::{Audited, Calls, Keys, Objects, Ordered, Replicas, Subject, Transactions};
 pub(in crate::cli) use temporary::{Dropping, TemporaryStore};
 
 use super::FabricArg;
@@ -23,7 +21,8 @@ use farside::Pool;
 use farside::parts::{AnyKv, Endpoint};
 use farside_bench::driver::{Interval, Run, Tally, Work};
 use farside_bench::kv::{self, Counted};
-use farside_bench::oltp::Kind;
+use farside_bench::oltp::any::AnyBenchmark;
+use farside_bench::oltp::{Kind, Oltp};
 use farside_bench::report::{
     self, IntervalLog, Latencies, LatencyUs, LoadReport, V2DeflateSerializer, YcsbReport,
 };
@@ -715,7 +714,7 @@ impl Measured<Objects> {
     }
 }
 
-impl<S: Audited> Measured<S> {
+impl<W: Audited> Measured<Transactions<W>> {
     /// Reads all records once, by a new client, and compares their total with what the run has done.
     ///
     /// # Errors
@@ -723,14 +722,14 @@ impl<S: Audited> Measured<S> {
     pub(in crate::cli) fn check_total(&self) -> Result<(), Failure> {
         let endpoint = Rc::new(self.pool.endpoint_over_all()?);
         let (total, failed) = (Cell::new(0), RefCell::new(None));
-        let clients = S::clients(self, &endpoint, LOADERS)?;
-        let mut keepers = Some(S::keepers(&clients));
+        let clients = Transactions::<W>::clients(self, &endpoint, LOADERS)?;
+        let mut keepers = Some(Transactions::<W>::keepers(&clients));
         let mut core = Core::new(&endpoint);
         for (task, mut client) in (0u64..).zip(clients) {
             let (total, failed) = (&total, &failed);
             let mut keepers = keepers.take();
             core.spawn(async move {
-                let reading = S::audit(&self.run, &mut client, task, LOADERS as usize);
+                let reading = self.run.work().audit(&mut client, task, LOADERS as usize);
                 let read = match &mut keepers {
                     None => reading.await,
                     Some(keepers) => keepers.beside(reading).await,
@@ -748,17 +747,17 @@ impl<S: Audited> Measured<S> {
         core.run();
         drop(core);
         let read = failed.into_inner().map_or(Ok(()), Err);
-        let checked = read.and_then(|()| S::check_total(&self.run, total.get()));
+        let checked = read.and_then(|()| self.run.work().check_total(total.get()));
         checked.map_err(|trouble| Failure::Error(format!("after the run, {trouble}")))
     }
 
     /// Fraction of the attempts of transactions so far that did not commit.
     pub(in crate::cli) fn abort_rate(&self) -> f64 {
-        S::abort_rate(&self.run)
+        self.run.work().abort_rate()
     }
 }
 
-impl Measured<Tables> {
+impl Measured<Transactions<Oltp<AnyBenchmark>>> {
     /// Numbers of transactions so far of each kind.
     pub(in crate::cli) fn kinds(&self) -> Vec<(&'static str, Kind)> {
         self.run.kinds()
@@ -793,14 +792,8 @@ fn check_is_loaded(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(
     })
 }
 
-/// Checks that the store is loaded as the run expects: its first and its last record exist, with values of the right
-/// length. `len` returns the length of a record's value.
-fn check_records(
-    pool: &Pool,
-    config: &SessionConfig,
-    store: &str,
-    mut len: impl FnMut(u64) -> Result<Option<usize>, Failure>,
-) -> Result<(), Failure> {
+/// Checks that the store exists, and is one of the run's system.
+fn check_kind(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(), Failure> {
     let stores = pool.stores()?;
     let Some(found) = stores.iter().find(|found| found.name == store) else {
         return Err(Failure::Error(format!(
@@ -813,6 +806,18 @@ fn check_records(
             found.kind, config.system.kind, found.kind
         )));
     }
+    Ok(())
+}
+
+/// Checks that the store is loaded as the run expects: its first and its last record exist, with values of the right
+/// length. `len` returns the length of a record's value.
+fn check_records(
+    pool: &Pool,
+    config: &SessionConfig,
+    store: &str,
+    mut len: impl FnMut(u64) -> Result<Option<usize>, Failure>,
+) -> Result<(), Failure> {
+    check_kind(pool, config, store)?;
     let of_index = match config.system.family {
         Family::Index => {
             "with other --keys, or for a workload with scans and this one has none, or conversely, or "

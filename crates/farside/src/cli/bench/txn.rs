@@ -1,7 +1,7 @@
 //! `bench txn`: transactions that update several records: YCSB-T, TATP, SmallBank and an object store.
 
 use super::peers;
-use super::session::{Audited, Measured, SessionConfig, Tables, Transactions};
+use super::session::{Audited, Measured, SessionConfig, Transactions};
 use super::{ExistingNode, FabricArg, INDEX_THREADS_MAX, Measure, RECORDS_MAX, System, check, show, systems};
 use crate::cli::{Done, Failure, value_size};
 use clap::ValueEnum;
@@ -9,9 +9,9 @@ use farside_bench::oltp::any::AnyBenchmark;
 use farside_bench::oltp::objects::{self, Objects};
 use farside_bench::oltp::smallbank::SmallBank;
 use farside_bench::oltp::tatp::Tatp;
-use farside_bench::oltp::{Benchmark as _, Kind};
+use farside_bench::oltp::{Benchmark as _, Kind, Oltp};
 use farside_bench::report::{KindReport, YcsbReport, mix_table};
-use farside_bench::txn::KEYS_MAX;
+use farside_bench::txn::{KEYS_MAX, TxnWork};
 use farside_bench::workload::{Chosen, Distribution, Lengths, Mix, Workload};
 use farside_systems::system::Family;
 use farside_systems::txn::{Prepare, Transacting, prism_tx};
@@ -163,13 +163,13 @@ impl Txn {
         self.check_peers()?;
         let config = self.config()?;
         match (self.peers, self.workload) {
-            (Some(peers), WorkloadArg::YcsbT) => return self.peers::<Transactions>(peers, config),
-            (Some(peers), _) => return self.peers::<Tables>(peers, config),
+            (Some(peers), WorkloadArg::YcsbT) => return self.peers::<TxnWork>(peers, config),
+            (Some(peers), _) => return self.peers::<Oltp<AnyBenchmark>>(peers, config),
             (None, _) => {}
         }
         match self.workload {
-            WorkloadArg::YcsbT => self.measured::<Transactions>(config, |_, _| Ok(())),
-            _ => self.measured::<Tables>(config, |session, report| {
+            WorkloadArg::YcsbT => self.measured::<TxnWork>(config, |_, _| Ok(())),
+            _ => self.measured::<Oltp<AnyBenchmark>>(config, |session, report| {
                 report.mix = mix(&session.kinds(), report);
                 if self.workload == WorkloadArg::Tatp {
                     report.distribution = "nurand".into();
@@ -239,22 +239,22 @@ impl Txn {
         }
     }
 
-    fn peers<S: Audited>(&self, peers: u32, config: SessionConfig) -> Done {
+    fn peers<W: Audited>(&self, peers: u32, config: SessionConfig) -> Done {
         if self.as_peer {
-            return peers::serve::<S>(config);
+            return peers::serve::<W>(config);
         }
         note!("{peers} peers, each with {}", self.describe(&config));
-        peers::run::<S>(peers, config, self.json)
+        peers::run::<W>(peers, config, self.json)
     }
 
-    fn measured<S: Audited>(
+    fn measured<W: Audited>(
         &self,
         config: SessionConfig,
-        complete: impl FnOnce(&Measured<S>, &mut YcsbReport) -> Done,
+        complete: impl FnOnce(&Measured<Transactions<W>>, &mut YcsbReport) -> Done,
     ) -> Done {
         let duration = Duration::from_secs_f64(config.seconds);
         note!("{}", self.describe(&config));
-        let session = Measured::<S>::start(config)?;
+        let session = Measured::<Transactions<W>>::start(config)?;
         let report = self.measure.report_and(session, duration, |session, report| {
             if self.verify {
                 note!("reading all records back ...");

@@ -206,6 +206,21 @@ fn whatif_takes_calls() {
     assert_eq!(bytes(&sent, "bytes_in") - bytes(&long, "bytes_in"), 896.0 - 8.0);
 }
 
+/// A transaction that reads a key of FaSST is one call, and one that updates it takes four: get, lock, log, commit.
+#[test]
+fn whatif_takes_fassts_transactions() {
+    let trips = |reads: &str| {
+        let asked =
+            ["whatif", "--system", "fasst", "--keys", "1", "--workload", reads, "--operations", "1000"];
+        let lines = farside(asked.into_iter().chain(["--json"])).done();
+        let first = lines.text().lines().next().expect("the first platform").to_owned();
+        let answer: serde_json::Value = serde_json::from_str(&first).expect("JSON");
+        answer["round_trips"].as_f64().expect("a number")
+    };
+    let [read, update] = ["reads=1,value=64", "reads=0,value=64"].map(trips);
+    assert!((read - 1.0).abs() < 0.02 && (update - 4.0).abs() < 0.05, "{read} and {update} round trips");
+}
+
 /// Chequer's GETs need no core of the node, so a message to one is what Chequer-message pays on every platform.
 #[test]
 #[ignore = "takes minutes of simulated load: cargo xtask soak"]
@@ -238,7 +253,7 @@ fn whatif_refuses_questions_outside_its_model() {
         (
             &["--system", "redis"],
             "name prism-kv, pilaf, farm-kv, cached-index, chequer, chequer-message, prism-rs, abd-lock, prism-tx, \
-             farm, latch or rpc-echo",
+             farm, fasst, latch or rpc-echo",
         ),
         (&["--system", "abd-lock", "--workload", "value=100"], "give a multiple of 512 up to 32768"),
         (&["--system", "rpc-echo", "--workload", "value=5000"], "give one length from 8 to 4032"),

@@ -63,8 +63,10 @@ pub struct Peers {
     world: World,
     peering: Peering,
     machines: Box<[Peer]>,
-    /// Requests to the nodes' catalogs, which take no time.
+    /// Requests to the nodes' catalogs, which take no time, and chains that change leases.
     catalogs: Rc<PoolClient>,
+    /// Whether calls take time.
+    are_timed: Cell<bool>,
     rung: Cell<Rung>,
 }
 
@@ -104,8 +106,15 @@ impl Peers {
             peering,
             machines: machines.nodes.iter().map(peer).collect(),
             catalogs: machines.connect(),
+            are_timed: Cell::new(true),
             rung: Cell::default(),
         })
+    }
+
+    /// Decides whether calls take time from now on. Those that load or check a store before or after a measurement need
+    /// none.
+    pub fn set_timed(&self, are_timed: bool) {
+        self.are_timed.set(are_timed);
     }
 
     /// Returns a fabric for one task of a thread.
@@ -243,17 +252,17 @@ impl Task {
 }
 
 impl Fabric for Task {
-    /// Runs a chain of READs, which is one list on a connection.
-    ///
-    /// # Panics
-    /// If the chain has another op.
+    /// Runs a chain of READs, which is one list on a connection. A chain with another op is one of a lease: it takes no
+    /// part of these machines, as requests to the catalogs do.
     async fn run(&self, node: NodeId, chain: &Chain<'_>, reply: &mut Reply) -> Result<(), FabricError> {
         const KIND: Packets = Packets::Connected;
         let peers = &*self.peers;
         let (here, there) = (self.here(), peers.at(node)?);
-        chain.note_posted();
         let view = chain.view();
-        assert!(view.ops().all(|op| op.code() == Code::Read), "the model of peers has READs only");
+        if view.ops().any(|op| op.code() != Code::Read) {
+            return peers.catalogs.run(node, chain, reply).await;
+        }
+        chain.note_posted();
         let verbs = view.len() as u64;
         let copies = peers.peering.connections;
         let copy = if copies == 1 { 0 } else { peers.world.random().below(copies.into()) as u32 };
@@ -308,6 +317,9 @@ impl Fabric for Task {
             return peers.catalogs.call(node, service, request, answer).await;
         }
         let (here, there) = (self.here(), peers.at(node)?);
+        if !peers.are_timed.get() {
+            return there.machine.answer(service, request, answer).map_err(FabricError::Refused);
+        }
         let Peering { cluster, omitted, .. } = &peers.peering;
         let Cluster { inputs, doorbell_ns, .. } = cluster;
         // Work without doorbells. The caller's core has half of it, before the request and after the response.

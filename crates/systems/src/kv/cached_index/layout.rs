@@ -20,6 +20,7 @@ use crate::hash_slots;
 pub use crate::hash_slots::Placement;
 use crate::kv::Version;
 use crate::kv::inplace::{Intents, START, object_len};
+use crate::kv::places::Places;
 use farside_remote::service::Extent;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use serde::{Deserialize, Serialize};
@@ -162,23 +163,6 @@ pub struct TableSpec {
 }
 
 impl TableSpec {
-    /// Describes a table for this number of items, or `None` if there is none.
-    pub fn of(items: u64, pair: u32, seed: u64, placement: Placement) -> Option<TableSpec> {
-        if items > ITEM_COUNT_MAX || !(1..=PAIR_MAX).contains(&(pair as usize)) {
-            return None;
-        }
-        let entries = (items * FILL[1]).div_ceil(FILL[0]);
-        let buckets = entries.div_ceil(BUCKET_ENTRIES as u64).next_power_of_two().max(2);
-        let extra = (buckets / BUCKETS_PER_EXTRA).max(EXTRA_MIN);
-        let items = items.max(ITEMS_MIN);
-        Some(TableSpec { buckets, extra, items, pair, seed, placement })
-    }
-
-    /// Number of entries of the buckets in which chains begin.
-    pub(super) fn entries(&self) -> u64 {
-        self.buckets * BUCKET_ENTRIES as u64
-    }
-
     /// Length of the content of an item.
     pub fn content_len(&self) -> usize {
         START + self.pair as usize
@@ -197,6 +181,26 @@ impl TableSpec {
     fn items_offset(&self) -> Option<u64> {
         let buckets = self.buckets.checked_add(self.extra)?.checked_mul(BUCKET_SIZE)?;
         buckets.checked_add(2 * self.intent_len())
+    }
+}
+
+impl Places for TableSpec {
+    const PAIR_MAX: usize = PAIR_MAX;
+
+    fn of(items: u64, pair: u32, seed: u64, placement: Placement) -> Option<TableSpec> {
+        if items > ITEM_COUNT_MAX || !(1..=PAIR_MAX).contains(&(pair as usize)) {
+            return None;
+        }
+        let entries = (items * FILL[1]).div_ceil(FILL[0]);
+        let buckets = entries.div_ceil(BUCKET_ENTRIES as u64).next_power_of_two().max(2);
+        let extra = (buckets / BUCKETS_PER_EXTRA).max(EXTRA_MIN);
+        let items = items.max(ITEMS_MIN);
+        Some(TableSpec { buckets, extra, items, pair, seed, placement })
+    }
+
+    /// Number of entries of the buckets in which chains begin.
+    fn places(&self) -> u64 {
+        self.buckets * BUCKET_ENTRIES as u64
     }
 }
 

@@ -6,16 +6,14 @@
 //! gives the item the next incarnation and empties the entry. So a client whose cache has the entry finds another
 //! incarnation.
 
-use super::layout::{BUCKET_ENTRIES, Bucket, CHAIN_MAX, Entry, Item, PAIR_MAX, Start, Table, TableSpec};
+use super::layout::{BUCKET_ENTRIES, Bucket, CHAIN_MAX, Entry, Item, Start, Table, TableSpec};
 use super::{KIND, mutants};
-use crate::hash_slots::Spec;
 use crate::kv::Version;
-use crate::kv::called::{Answer, Op, Outcome, Request, refusal, version_of};
+use crate::kv::called::{Carried, OneByOne, Operations, Outcome, version_of};
 use crate::kv::inplace::{Change, Header, START, State, decode, raised};
-use crate::kv::places::NewStore;
+use crate::kv::places;
 use farside_remote::Memory;
-use farside_remote::service::{Call, Context, Extent, Kind, Plan, Service};
-use std::sync::atomic::{AtomicBool, Ordering};
+use farside_remote::service::{Extent, Kind, Plan, Service};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -32,24 +30,17 @@ impl<M: Memory> Kind<M> for CachedIndexKind {
     }
 
     fn plan(&self, parameters: &str, quota: u64, entropy: u64) -> Result<Plan, String> {
-        let new = NewStore::parse(parameters, KIND, PAIR_MAX)?;
-        let spec = new.table(quota, |items| TableSpec::of(items, new.pair(), entropy, new.placement))?;
-        let table_len = spec.table_len().expect("it was checked");
-        let parameters = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
-        Ok(Plan { table_len, parameters, wide: false })
+        places::plan::<TableSpec>(parameters, KIND, quota, entropy)
     }
 
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
-        let table = Table::new(parameters, table)?;
-        Ok(Box::new(CachedIndexService { table, is_repaired: AtomicBool::new(false) }))
+        Ok(Box::new(OneByOne::new(CachedIndexService { table: Table::new(parameters, table)? })))
     }
 }
 
-/// The service, whose work runs one piece at a time: calls change items in place.
+/// The service: calls change items in place.
 struct CachedIndexService {
     table: Table,
-    /// Whether the change that an earlier node left unfinished has been completed.
-    is_repaired: AtomicBool,
 }
 
 /// An item, as the service has read it.
@@ -83,48 +74,14 @@ const DAMAGED: (Outcome, Version) = (Outcome::Damaged, Version(0));
 /// Result of a call that finds no space.
 const FULL: (Outcome, Version) = (Outcome::TableFull, Version(0));
 
-impl<M: Memory> Service<M> for CachedIndexService {
-    fn call(
-        &self,
-        context: Context<'_, M>,
-        call: Call<'_>,
-        answer: &mut Vec<u8>,
-    ) -> Result<Result<(), String>, M::Wait> {
-        let request = match Request::decode(call.request) {
-            Ok(request) => request,
-            Err(wrong) => return Ok(Err(wrong)),
-        };
-        if let Some(refusal) = refusal(KIND, request.op, call.rights) {
-            return Ok(Err(refusal));
-        }
-        let memory = context.memory;
-        // The store's lock orders the accesses to the flag.
-        if !self.is_repaired.load(Ordering::Relaxed) && !mutants::UNREPAIRED.is_on() {
-            self.table.intents().repair(memory)?;
-        }
-        let value = context.scratch;
-        let (outcome, version) = match request.op {
-            Op::Get => self.get(memory, request.key, value)?,
-            Op::Put => self.put(memory, request.key, request.value)?,
-            Op::Delete => self.delete(memory, request.key)?,
-        };
-        self.is_repaired.store(true, Ordering::Relaxed);
-        Answer { outcome, version, value }.encode(answer);
-        Ok(Ok(()))
+impl Operations for CachedIndexService {
+    const KIND: &'static str = KIND;
+
+    fn repair<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
+        if mutants::UNREPAIRED.is_on() { Ok(()) } else { self.table.intents().repair(memory) }
     }
 
-    fn live(&self, _memory: &M, _cursor: u64, _found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
-        Ok(None)
-    }
-}
-
-impl CachedIndexService {
-    fn get<M: Memory>(
-        &self,
-        memory: &M,
-        key: &[u8],
-        value: &mut Vec<u8>,
-    ) -> Result<(Outcome, Version), M::Wait> {
+    fn get<M: Memory>(&self, memory: &M, key: &[u8], value: &mut Vec<u8>) -> Carried<M> {
         let Ok(found) = self.find(memory, key)? else { return Ok(DAMAGED) };
         let Some((_, _, located)) = found.at else { return Ok((Outcome::Absent, Version(0))) };
         let Some(item) = Item::of(&located.content) else { return Ok(DAMAGED) };
@@ -132,7 +89,7 @@ impl CachedIndexService {
         Ok((Outcome::Done, item.version))
     }
 
-    fn put<M: Memory>(&self, memory: &M, key: &[u8], value: &[u8]) -> Result<(Outcome, Version), M::Wait> {
+    fn put<M: Memory>(&self, memory: &M, key: &[u8], value: &[u8], _: &mut Vec<u8>) -> Carried<M> {
         if key.len() + value.len() > self.table.spec().pair as usize {
             return Ok(FULL);
         }
@@ -169,7 +126,7 @@ impl CachedIndexService {
         Ok((Outcome::Done, version))
     }
 
-    fn delete<M: Memory>(&self, memory: &M, key: &[u8]) -> Result<(Outcome, Version), M::Wait> {
+    fn delete<M: Memory>(&self, memory: &M, key: &[u8], _: &mut Vec<u8>) -> Carried<M> {
         let mut state = self.table.intents().state(memory)?;
         let Ok(found) = self.find(memory, key)? else { return Ok(DAMAGED) };
         let Some((bucket, index, located)) = found.at else { return Ok((Outcome::Absent, Version(0))) };
@@ -185,7 +142,9 @@ impl CachedIndexService {
         self.table.intents().carry_out(memory, &mut state, &change)?;
         Ok((Outcome::Done, version_of(state.installs.get())))
     }
+}
 
+impl CachedIndexService {
     /// Takes an item that no key has, if there is one.
     fn take_item<M: Memory>(&self, memory: &M, state: &mut State) -> Read<Option<Located>, M> {
         let (spare, used) = (state.spare.get(), state.used.get());

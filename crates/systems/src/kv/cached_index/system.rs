@@ -1,11 +1,11 @@
 //! The entry of the store with a cached index in the registry.
 
-use super::layout::{PAIR_MAX, TableSpec};
+use super::cache::Cache;
+use super::layout::{Table, TableSpec};
 use super::service::CachedIndexKind;
-use super::{CachedIndex, KIND, mutants};
-use crate::hash_slots::{Placement, Spec};
+use super::{CACHE_DEFAULT, CachedIndex, Index, KIND, mutants};
 use crate::kv::inplace;
-use crate::kv::places::{KEY_LEN, NewStore};
+use crate::kv::places::{self, NewStore};
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System, Work};
 use farside_remote::clock::Clock;
@@ -37,14 +37,7 @@ impl System for CachedIndexKind {
     }
 
     fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
-        let pair = NewStore::of(sizing).pair();
-        if pair as usize > PAIR_MAX {
-            return Err(SizingError::Value(PAIR_MAX - sizing.key_len.clamp(KEY_LEN, PAIR_MAX)));
-        }
-        let spec = TableSpec::of(sizing.items.unwrap_or(1), pair, 0, Placement::Hashed);
-        let spec = spec.ok_or(SizingError::Items)?;
-        let table_bytes = spec.table_len().ok_or(SizingError::Items)?;
-        Ok(Footprint { slots: spec.entries(), table_bytes, item_bytes: 0 })
+        places::footprint::<TableSpec>(sizing)
     }
 
     fn kind<M: Memory>() -> Box<dyn Kind<M>> {
@@ -57,6 +50,9 @@ impl System for CachedIndexKind {
         options: &Options,
     ) -> Result<CachedIndex<F>, StoreError> {
         let (node, store) = members.one_of::<Self>(&fabric)?;
-        CachedIndex::of(fabric, node, store.clone(), options)
+        let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
+        let cache = Cache::new(options.node_cache.unwrap_or(CACHE_DEFAULT), table.buckets());
+        let pair_max = table.spec().pair as usize;
+        Ok(CachedIndex::of(fabric, node, store.clone(), pair_max, Index { table, cache }))
     }
 }

@@ -23,6 +23,7 @@ use crate::hash_slots;
 pub use crate::hash_slots::Placement;
 use crate::kv::Version;
 use crate::kv::inplace::{Intents, START, object_len};
+use crate::kv::places::Places;
 use farside_remote::service::Extent;
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U16, U32};
@@ -162,22 +163,6 @@ pub struct TableSpec {
 }
 
 impl TableSpec {
-    /// Describes a table for this number of items, or `None` if there is none.
-    pub fn of(items: u64, pair: u32, seed: u64, placement: Placement) -> Option<TableSpec> {
-        if items > ITEM_COUNT_MAX || !(1..=PAIR_MAX).contains(&(pair as usize)) {
-            return None;
-        }
-        let slots = (items * FILL[1]).div_ceil(FILL[0]);
-        let buckets = slots.div_ceil(BUCKET_SLOTS as u64).next_power_of_two().max(2);
-        let blocks = (buckets / BUCKETS_PER_BLOCK).max(BLOCKS_MIN);
-        Some(TableSpec { buckets, blocks, pair, seed, placement })
-    }
-
-    /// Number of slots of the buckets that are homes of keys.
-    pub(super) fn slots_of_buckets(&self) -> u64 {
-        self.buckets * BUCKET_SLOTS as u64
-    }
-
     pub(super) fn slot_len(&self) -> usize {
         SLOT_HEADER + self.pair as usize
     }
@@ -200,6 +185,25 @@ impl TableSpec {
     /// A change writes two buckets or blocks, and one slot of each.
     fn intent_len(&self) -> u64 {
         Intents::len_of(2, 2 * self.slot_len())
+    }
+}
+
+impl Places for TableSpec {
+    const PAIR_MAX: usize = PAIR_MAX;
+
+    fn of(items: u64, pair: u32, seed: u64, placement: Placement) -> Option<TableSpec> {
+        if items > ITEM_COUNT_MAX || !(1..=PAIR_MAX).contains(&(pair as usize)) {
+            return None;
+        }
+        let slots = (items * FILL[1]).div_ceil(FILL[0]);
+        let buckets = slots.div_ceil(BUCKET_SLOTS as u64).next_power_of_two().max(2);
+        let blocks = (buckets / BUCKETS_PER_BLOCK).max(BLOCKS_MIN);
+        Some(TableSpec { buckets, blocks, pair, seed, placement })
+    }
+
+    /// Number of slots of the buckets that are homes of keys.
+    fn places(&self) -> u64 {
+        self.buckets * BUCKET_SLOTS as u64
     }
 }
 

@@ -12,16 +12,14 @@
 //!
 //! Each move is a change of its own, with a new joint version. So a node that fails leaves no key in two places.
 
-use super::layout::{CHAIN_MAX, Content, PAIR_MAX, Slot, SlotHeader, Start, Table, TableSpec, slot_of};
+use super::layout::{CHAIN_MAX, Content, Slot, SlotHeader, Start, Table, TableSpec, slot_of};
 use super::{KIND, mutants};
-use crate::hash_slots::Spec;
 use crate::kv::Version;
-use crate::kv::called::{Answer, Op, Outcome, Request, refusal, version_of};
+use crate::kv::called::{Carried, OneByOne, Operations, Outcome, version_of};
 use crate::kv::inplace::{Change, Header, State, decode, raised};
-use crate::kv::places::NewStore;
+use crate::kv::places;
 use farside_remote::Memory;
-use farside_remote::service::{Call, Context, Extent, Kind, Plan, Service};
-use std::sync::atomic::{AtomicBool, Ordering};
+use farside_remote::service::{Extent, Kind, Plan, Service};
 use zerocopy::IntoBytes;
 
 /// Node-side half of FaRM-KV.
@@ -37,24 +35,17 @@ impl<M: Memory> Kind<M> for FarmKvKind {
     }
 
     fn plan(&self, parameters: &str, quota: u64, entropy: u64) -> Result<Plan, String> {
-        let new = NewStore::parse(parameters, KIND, PAIR_MAX)?;
-        let spec = new.table(quota, |items| TableSpec::of(items, new.pair(), entropy, new.placement))?;
-        let table_len = spec.table_len().expect("it was checked");
-        let parameters = serde_json::to_string(&spec).map_err(|error| error.to_string())?;
-        Ok(Plan { table_len, parameters, wide: false })
+        places::plan::<TableSpec>(parameters, KIND, quota, entropy)
     }
 
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
-        let table = Table::new(parameters, table)?;
-        Ok(Box::new(FarmKvService { table, is_repaired: AtomicBool::new(false) }))
+        Ok(Box::new(OneByOne::new(FarmKvService { table: Table::new(parameters, table)? })))
     }
 }
 
-/// The service, whose work runs one piece at a time: calls change buckets in place.
+/// The service: calls change buckets in place.
 struct FarmKvService {
     table: Table,
-    /// Whether the change that an earlier node left unfinished has been completed.
-    is_repaired: AtomicBool,
 }
 
 /// A bucket or block, as the service has read it.
@@ -85,55 +76,21 @@ type Read<T, M> = Result<Result<T, Damaged>, <M as Memory>::Wait>;
 /// Number of buckets after a key's neighbourhood of which one must have a vacant slot for a displacement.
 const DISTANCE: u64 = 8;
 
-impl<M: Memory> Service<M> for FarmKvService {
-    fn call(
-        &self,
-        context: Context<'_, M>,
-        call: Call<'_>,
-        answer: &mut Vec<u8>,
-    ) -> Result<Result<(), String>, M::Wait> {
-        let request = match Request::decode(call.request) {
-            Ok(request) => request,
-            Err(wrong) => return Ok(Err(wrong)),
-        };
-        if let Some(refusal) = refusal(KIND, request.op, call.rights) {
-            return Ok(Err(refusal));
-        }
-        let memory = context.memory;
-        // The store's lock orders the accesses to the flag.
-        if !self.is_repaired.load(Ordering::Relaxed) && !mutants::UNREPAIRED.is_on() {
-            self.table.intents().repair(memory)?;
-        }
-        let value = context.scratch;
-        let (outcome, version) = match request.op {
-            Op::Get => self.get(memory, request.key, value)?,
-            Op::Put => self.put(memory, request.key, request.value)?,
-            Op::Delete => self.delete(memory, request.key)?,
-        };
-        self.is_repaired.store(true, Ordering::Relaxed);
-        Answer { outcome, version, value }.encode(answer);
-        Ok(Ok(()))
+impl Operations for FarmKvService {
+    const KIND: &'static str = KIND;
+
+    fn repair<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
+        if mutants::UNREPAIRED.is_on() { Ok(()) } else { self.table.intents().repair(memory) }
     }
 
-    fn live(&self, _memory: &M, _cursor: u64, _found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
-        Ok(None)
-    }
-}
-
-impl FarmKvService {
-    fn get<M: Memory>(
-        &self,
-        memory: &M,
-        key: &[u8],
-        value: &mut Vec<u8>,
-    ) -> Result<(Outcome, Version), M::Wait> {
+    fn get<M: Memory>(&self, memory: &M, key: &[u8], value: &mut Vec<u8>) -> Carried<M> {
         let Ok(path) = self.path(memory, key)? else { return Ok(DAMAGED) };
         let Some(slot) = path.slot(key) else { return Ok((Outcome::Absent, Version(0))) };
         value.extend_from_slice(slot.value);
         Ok((Outcome::Done, slot.version))
     }
 
-    fn put<M: Memory>(&self, memory: &M, key: &[u8], value: &[u8]) -> Result<(Outcome, Version), M::Wait> {
+    fn put<M: Memory>(&self, memory: &M, key: &[u8], value: &[u8], _: &mut Vec<u8>) -> Carried<M> {
         if key.len() + value.len() > self.table.spec.pair as usize {
             return Ok((Outcome::TableFull, Version(0)));
         }
@@ -177,7 +134,7 @@ impl FarmKvService {
         Ok((Outcome::Done, version))
     }
 
-    fn delete<M: Memory>(&self, memory: &M, key: &[u8]) -> Result<(Outcome, Version), M::Wait> {
+    fn delete<M: Memory>(&self, memory: &M, key: &[u8], _: &mut Vec<u8>) -> Carried<M> {
         let mut state = self.table.intents().state(memory)?;
         let Ok(mut path) = self.path(memory, key)? else { return Ok(DAMAGED) };
         let Some((index, at)) = path.found else { return Ok((Outcome::Absent, Version(0))) };
@@ -204,7 +161,9 @@ impl FarmKvService {
         self.table.intents().carry_out(memory, &mut state, &change)?;
         Ok((Outcome::Done, version_of(state.installs.get())))
     }
+}
 
+impl FarmKvService {
     /// Makes a slot of the bucket after `home` vacant, if displacements can. Returns whether they could.
     fn displace<M: Memory>(&self, memory: &M, state: &mut State, home: u64) -> Read<bool, M> {
         // Keys whose homes are these buckets move to the buckets after them.

@@ -1,11 +1,10 @@
 //! FaRM-KV's entry in the registry.
 
-use super::layout::{PAIR_MAX, TableSpec};
+use super::layout::{Table, TableSpec};
 use super::service::FarmKvKind;
 use super::{FarmKv, KIND, mutants};
-use crate::hash_slots::{Placement, Spec};
 use crate::kv::inplace;
-use crate::kv::places::{KEY_LEN, NewStore};
+use crate::kv::places::{self, NewStore};
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System, Work};
 use farside_remote::clock::Clock;
@@ -42,14 +41,7 @@ impl System for FarmKvKind {
     }
 
     fn footprint(sizing: &Sizing) -> Result<Footprint, SizingError> {
-        let pair = NewStore::of(sizing).pair();
-        if pair as usize > PAIR_MAX {
-            return Err(SizingError::Value(PAIR_MAX - sizing.key_len.clamp(KEY_LEN, PAIR_MAX)));
-        }
-        let spec = TableSpec::of(sizing.items.unwrap_or(1), pair, 0, Placement::Hashed);
-        let spec = spec.ok_or(SizingError::Items)?;
-        let table_bytes = spec.table_len().ok_or(SizingError::Items)?;
-        Ok(Footprint { slots: spec.slots_of_buckets(), table_bytes, item_bytes: 0 })
+        places::footprint::<TableSpec>(sizing)
     }
 
     fn kind<M: Memory>() -> Box<dyn Kind<M>> {
@@ -62,6 +54,7 @@ impl System for FarmKvKind {
         _options: &Options,
     ) -> Result<FarmKv<F>, StoreError> {
         let (node, store) = members.one_of::<Self>(&fabric)?;
-        FarmKv::of(fabric, node, store.clone())
+        let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
+        Ok(FarmKv::of(fabric, node, store.clone(), table.spec.pair as usize, table))
     }
 }

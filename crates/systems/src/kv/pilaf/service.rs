@@ -21,19 +21,18 @@
 
 use super::KIND;
 use super::layout::{
-    Answer, Entry, EntryState, HEADER_SIZE, Head, ITEM_COUNT_MAX, ItemHeader, ItemView, Op, Outcome, Request,
-    Table, TableSpec, crc, put_item, slots_for, table_len,
+    Entry, EntryState, HEADER_SIZE, Head, ITEM_COUNT_MAX, ItemHeader, ItemView, Outcome, Table, TableSpec,
+    crc, put_item, slots_for, table_len,
 };
 use crate::hash_slots;
 use crate::kv::Version;
-use crate::kv::called::{refusal, version_of};
+use crate::kv::called::{Carried, OneByOne, Operations, version_of};
 use farside_remote::Memory;
 use farside_remote::arena::Arena;
 use farside_remote::arena::class::Class;
 use farside_remote::arena::lists::Supply;
 use farside_remote::arena::state::owner;
-use farside_remote::service::{Call, Context, Extent, Kind, Plan, Service};
-use std::sync::atomic::{AtomicBool, Ordering};
+use farside_remote::service::{Extent, Kind, Plan, Service};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Node-side half of Pilaf.
@@ -56,16 +55,13 @@ impl<M: Memory> Kind<M> for PilafKind {
     }
 
     fn serve(&self, parameters: &str, table: Extent) -> Result<Box<dyn Service<M>>, String> {
-        let table = Table::new(parameters, table)?;
-        Ok(Box::new(PilafService { table, is_repaired: AtomicBool::new(false) }))
+        Ok(Box::new(OneByOne::new(PilafService { table: Table::new(parameters, table)? })))
     }
 }
 
-/// The service, whose work runs one piece at a time: calls write entries in place.
+/// The service: calls write entries in place.
 struct PilafService {
     table: Table,
-    /// Whether the entry that an earlier node left torn has been written again.
-    is_repaired: AtomicBool,
 }
 
 /// Number of entries that one memory access reads.
@@ -105,83 +101,38 @@ struct Located {
     len: u32,
 }
 
-impl<M: Memory> Service<M> for PilafService {
-    fn call(
-        &self,
-        context: Context<'_, M>,
-        call: Call<'_>,
-        answer: &mut Vec<u8>,
-    ) -> Result<Result<(), String>, M::Wait> {
-        let request = match Request::decode(call.request) {
-            Ok(request) => request,
-            Err(wrong) => return Ok(Err(wrong)),
-        };
-        if let Some(refusal) = refusal(KIND, request.op, call.rights) {
-            return Ok(Err(refusal));
+impl Operations for PilafService {
+    const KIND: &'static str = KIND;
+
+    /// Rewrites the entry that an earlier node left torn, if there is such an entry.
+    fn repair<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
+        let head = self.head(memory)?;
+        let slot = head.slot.get();
+        if slot >= self.table.spec.slots {
+            return Ok(());
         }
-        let Context { memory, scratch: item, .. } = context;
-        // The store's lock orders the accesses to the flag.
-        if !self.is_repaired.load(Ordering::Relaxed) {
-            self.repair(memory)?;
-        }
-        let (outcome, version) = match request.op {
-            Op::Get => self.get(memory, item, request.key)?,
-            Op::Put => self.put(memory, item, request.key, request.value)?,
-            Op::Delete => self.delete(memory, item, request.key)?,
-        };
-        self.is_repaired.store(true, Ordering::Relaxed);
-        let is_read = (request.op, outcome) == (Op::Get, Outcome::Done);
-        let value = if is_read { &item[HEADER_SIZE + request.key.len()..] } else { &[] };
-        Answer { outcome, version, value }.encode(answer);
-        Ok(Ok(()))
+        let Some(meant) = head.entry_of(slot) else { return Ok(()) };
+        let entry = self.entries(memory, slot)?.all[0];
+        if entry.decode() == EntryState::Torn { self.write_entry(memory, slot, &meant) } else { Ok(()) }
     }
 
-    fn live(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
-        let entries = self.entries(memory, cursor)?;
-        for (slot, &entry) in (cursor..).zip(&entries.all[..entries.count]) {
-            let entry = match entry.decode() {
-                EntryState::Torn => self.head(memory)?.entry_of(slot).unwrap_or(entry),
-                _ => entry,
-            };
-            // A damaged entry reaches at most one buffer, so it costs a step no more than other entries.
-            if let EntryState::Item { at, .. } = entry.decode() {
-                found.push(at);
-            }
-        }
-        let next = cursor + entries.count as u64;
-        Ok((next < self.table.spec.slots).then_some(next))
-    }
-}
-
-impl PilafService {
-    /// Reads the item of `key` into `item`.
-    fn get<M: Memory>(
-        &self,
-        memory: &M,
-        item: &mut Vec<u8>,
-        key: &[u8],
-    ) -> Result<(Outcome, Version), M::Wait> {
+    /// Reads the item of `key` into `item`, and leaves its value there.
+    fn get<M: Memory>(&self, memory: &M, key: &[u8], item: &mut Vec<u8>) -> Carried<M> {
         let found = self.find(memory, item, key)?;
         let Some((_, located)) = found.at else { return Ok((found.missing_outcome(), Version(0))) };
         item.clear();
         item.resize(located.len as usize, 0);
         memory.read(located.at, item)?;
-        Ok(match ItemView::decode(item) {
-            Ok(view) if crc(item) == located.entry.crc_item.get() && view.key == key => {
-                (Outcome::Done, view.version)
-            }
-            _ => (Outcome::Damaged, Version(0)),
-        })
+        let version = match ItemView::decode(item) {
+            Ok(view) if crc(item) == located.entry.crc_item.get() && view.key == key => view.version,
+            _ => return Ok((Outcome::Damaged, Version(0))),
+        };
+        item.drain(..HEADER_SIZE + key.len());
+        Ok((Outcome::Done, version))
     }
 
     /// Writes the item, then the entry, then frees the replaced item.
-    fn put<M: Memory>(
-        &self,
-        memory: &M,
-        item: &mut Vec<u8>,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<(Outcome, Version), M::Wait> {
+    fn put<M: Memory>(&self, memory: &M, key: &[u8], value: &[u8], item: &mut Vec<u8>) -> Carried<M> {
         let found = self.find(memory, item, key)?;
         let slot = found.at.map(|(slot, _)| slot).or(found.vacant);
         let Some(slot) = slot else { return Ok((Outcome::TableFull, Version(0))) };
@@ -199,12 +150,7 @@ impl PilafService {
     }
 
     /// Marks the entry as deleted, then frees the item.
-    fn delete<M: Memory>(
-        &self,
-        memory: &M,
-        item: &mut Vec<u8>,
-        key: &[u8],
-    ) -> Result<(Outcome, Version), M::Wait> {
+    fn delete<M: Memory>(&self, memory: &M, key: &[u8], item: &mut Vec<u8>) -> Carried<M> {
         let found = self.find(memory, item, key)?;
         let Some((slot, _)) = found.at else { return Ok((found.missing_outcome(), Version(0))) };
         let installs = self.head(memory)?.installs.get().wrapping_add(1);
@@ -213,6 +159,24 @@ impl PilafService {
         Ok((Outcome::Done, version_of(installs)))
     }
 
+    fn live<M: Memory>(&self, memory: &M, cursor: u64, found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {
+        let entries = self.entries(memory, cursor)?;
+        for (slot, &entry) in (cursor..).zip(&entries.all[..entries.count]) {
+            let entry = match entry.decode() {
+                EntryState::Torn => self.head(memory)?.entry_of(slot).unwrap_or(entry),
+                _ => entry,
+            };
+            // A damaged entry reaches at most one buffer, so it costs a step no more than other entries.
+            if let EntryState::Item { at, .. } = entry.decode() {
+                found.push(at);
+            }
+        }
+        let next = cursor + entries.count as u64;
+        Ok((next < self.table.spec.slots).then_some(next))
+    }
+}
+
+impl PilafService {
     /// Searches for `key` along its probe path. Overwrites `item`.
     fn find<M: Memory>(&self, memory: &M, item: &mut Vec<u8>, key: &[u8]) -> Result<Found, M::Wait> {
         let mut found = Found::default();
@@ -279,18 +243,6 @@ impl PilafService {
         memory.read(located.at, item)?;
         let (header, its_key) = ItemHeader::ref_from_prefix(&item[..]).expect("the header was read");
         Ok(usize::from(header.key_len.get()) == key.len() && its_key == key)
-    }
-
-    /// Rewrites the entry that an earlier node left torn, if there is such an entry.
-    fn repair<M: Memory>(&self, memory: &M) -> Result<(), M::Wait> {
-        let head = self.head(memory)?;
-        let slot = head.slot.get();
-        if slot >= self.table.spec.slots {
-            return Ok(());
-        }
-        let Some(meant) = head.entry_of(slot) else { return Ok(()) };
-        let entry = self.entries(memory, slot)?.all[0];
-        if entry.decode() == EntryState::Torn { self.write_entry(memory, slot, &meant) } else { Ok(()) }
     }
 
     /// Writes the entry of `slot`, after recording the entry in the table's head.

@@ -1,6 +1,8 @@
 //! Pilaf's entry in the registry.
 
-use super::layout::{ENTRY_SIZE, HEAD_SIZE, HEADER_SIZE, PAIR_MAX, REQUEST_SIZE, slots_for, table_len};
+use super::layout::{
+    ENTRY_SIZE, HEAD_SIZE, HEADER_SIZE, PAIR_MAX, REQUEST_SIZE, Table, slots_for, table_len,
+};
 use super::service::PilafKind;
 use super::{KIND, Pilaf, mutants};
 use crate::store::{Members, StoreError, buffer_bytes};
@@ -58,6 +60,7 @@ impl System for PilafKind {
         _options: &Options,
     ) -> Result<Pilaf<F>, StoreError> {
         let (node, store) = members.one_of::<Self>(&fabric)?;
-        Pilaf::of(fabric, node, store.clone())
+        let table = Table::new(&store.parameters, store.extent()).map_err(StoreError::Gone)?;
+        Ok(Pilaf::of(fabric, node, store.clone(), PAIR_MAX, table))
     }
 }

@@ -8,7 +8,7 @@ use super::{Client, Fasst, KIND, configuration, mutants};
 use crate::hash_slots::Placement;
 use crate::members;
 use crate::store::{Members, StoreError};
-use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
+use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System, Work};
 use crate::txn::session;
 use farside_remote::clock::Clock;
 use farside_remote::mutant::Mutant;
@@ -28,6 +28,11 @@ impl System for FasstKind {
 
     const MUTANTS: &'static [Mutant] = mutants::ALL;
     const RARE_MUTANTS: &'static [Mutant] = mutants::RARE;
+    const WORK: Work = Work {
+        // The bucket of a request. The lane's word and record are in a cache, since its last transaction has used them.
+        call_accesses: 1,
+        ..Work::CHAINS
+    };
 
     type Client<F: Fabric + Clock> = Fasst<F>;
 

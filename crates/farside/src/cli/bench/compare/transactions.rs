@@ -16,7 +16,7 @@ use farside::config;
 use farside_bench::compare::redis_txn::Client;
 use farside_bench::driver::Work as _;
 use farside_bench::report::Spread;
-use farside_bench::txn::{KEYS_MAX, Plan, Run};
+use farside_bench::txn::{KEYS_MAX, Plan, Run, TxnWork};
 use farside_bench::workload::{Chosen, Distribution, Lengths, Mix, Workload, random};
 use farside_systems::registry::named;
 use farside_systems::txn::{Transacting, prism_tx};
@@ -99,8 +99,10 @@ impl CompareTxn {
             Client::connect(&server.address, self.tasks, self.value_size as usize).map_err(of_redis)?;
         note!("loading {} records into redis and farside ...", self.records);
         redis.load(self.records).map_err(of_redis)?;
-        let sessions =
-            self.fabrics.iter().map(|fabric| Measured::<Transactions>::start(self.config(*fabric, turn)?));
+        let sessions = self
+            .fabrics
+            .iter()
+            .map(|fabric| Measured::<Transactions<TxnWork>>::start(self.config(*fabric, turn)?));
         let sessions = sessions.collect::<Result<Vec<_>, Failure>>()?;
         let names = std::iter::once(format!("redis {}", server.version))
             .chain(self.fabrics.iter().map(|fabric| format!("farside {}", fabric.name())));
@@ -156,7 +158,7 @@ impl CompareTxn {
                 "the records have counted {sum} updates, and {expected} were done"
             )));
         }
-        sessions.iter().try_for_each(Measured::<Transactions>::check_total)?;
+        sessions.iter().try_for_each(Measured::<Transactions<TxnWork>>::check_total)?;
         machine.record_end_load();
         self.print(&all, &machine, &distances_ns, &cores)
     }

@@ -1,7 +1,7 @@
 //! Families of stores, as a measurement sees them: how a store is created and opened, and the work of its clients.
 
 use super::pace::{Pace, Start};
-use super::{Dropping, Measured, SessionConfig, check_is_loaded, check_records};
+use super::{Dropping, Measured, SessionConfig, check_is_loaded, check_kind, check_records};
 use crate::cli::{Done, Failure};
 use farside::parts::{AnyKv, Keepers};
 use farside::volume::NewVolume;
@@ -12,10 +12,10 @@ use farside_bench::driver::{Run, Thread, Work};
 use farside_bench::index::{self, IndexWork};
 use farside_bench::kv::{self, Counted, Ycsb};
 use farside_bench::latched::{self, LatchTrouble, LatchWork};
+use farside_bench::oltp::Oltp;
 use farside_bench::oltp::any::AnyBenchmark;
-use farside_bench::oltp::{self, Oltp};
 use farside_bench::report::Latencies;
-use farside_bench::txn::{self, TxnTrouble, TxnWork};
+use farside_bench::txn::{self, Transactional, TxnWork};
 use farside_fabrics::executor::{Turns, block_on};
 use farside_fabrics::layer::count::Count;
 use farside_remote::clock::Clock;
@@ -30,6 +30,7 @@ use farside_systems::store::{self, Members};
 use farside_systems::system::{Options, System};
 use farside_systems::txn::Txn;
 use farside_systems::with_kv;
+use std::marker::PhantomData;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -127,23 +128,6 @@ pub(in crate::cli) trait Subject: Sized {
     {
         Ok(None)
     }
-}
-
-/// Family whose stores have a total that is known after a run.
-pub(in crate::cli) trait Audited: Subject {
-    /// Reads and checks the records `first`, `first + step`, … once. Returns their part of the total.
-    async fn audit<F: Fabric + Clock + Turns + 'static>(
-        run: &Run<Self::Work>,
-        client: &mut Self::Client<F>,
-        first: u64,
-        step: usize,
-    ) -> Result<i128, TxnTrouble>;
-
-    /// Compares the total of all records with what the run has done.
-    fn check_total(run: &Run<Self::Work>, total: i128) -> Result<(), TxnTrouble>;
-
-    /// Fraction of the attempts of transactions so far that did not commit.
-    fn abort_rate(run: &Run<Self::Work>) -> f64;
 }
 
 /// Key-value stores.
@@ -449,15 +433,13 @@ impl Subject for Ordered {
     }
 }
 
-/// Transactional stores.
-pub(in crate::cli) struct Transactions;
+/// Work of transactions, as a session plans it.
+pub(in crate::cli) trait Audited: Transactional + Send + Sync + Sized + 'static {
+    /// As [`Subject::planned`].
+    fn planned(config: &SessionConfig) -> Result<Run<Self>, Failure>;
+}
 
-impl Subject for Transactions {
-    const COMMAND: &'static str = "txn";
-    const DROPPING: Dropping = Dropping::STORE;
-    type Work = TxnWork;
-    type Client<F: Fabric + Clock + Turns> = Transacting<F>;
-
+impl Audited for TxnWork {
     fn planned(config: &SessionConfig) -> Result<txn::Run, Failure> {
         let plan = txn::Plan {
             workload: config.workload.clone(),
@@ -469,113 +451,51 @@ impl Subject for Transactions {
         };
         plan.run().map_err(Failure::Error)
     }
-
-    fn create(pool: &Pool, config: &SessionConfig, name: &str, quota: u64) -> Result<(), farside::Error> {
-        create_transactional(pool, config, name, quota)
-    }
-
-    fn check_is_loaded(_pool: &Pool, _config: &SessionConfig, _name: &str) -> Done {
-        unreachable!("a run of transactions loads its own store")
-    }
-
-    fn clients<F: Fabric + Clock + Turns + 'static>(
-        session: &Measured<Transactions>,
-        fabric: &Rc<F>,
-        count: u32,
-    ) -> Result<Vec<Self::Client<F>>, Failure> {
-        transactional_clients(session, fabric, count)
-    }
-
-    fn keepers<F: Fabric + Clock + Turns + 'static>(clients: &[Self::Client<F>]) -> Keepers {
-        // All of them are handles of one client.
-        Keepers::of_tasks(clients.first().map(|client| client.txn.keeper()))
-    }
-
-    async fn load<F: Fabric + Clock + Turns + 'static>(
-        run: &txn::Run,
-        client: &mut Self::Client<F>,
-        task: u64,
-        tasks: u64,
-        tell: impl FnMut(u64, &Latencies),
-    ) -> Result<(), String> {
-        run.load(client, task, tasks, tell).await
-    }
-
-    async fn perform<F: Fabric + Clock + Turns + 'static>(
-        run: &txn::Run,
-        client: &mut Self::Client<F>,
-        drawn: &Thread<TxnWork>,
-        number: u32,
-        limit: u64,
-    ) -> bool {
-        run.task(client, drawn, number, limit).await
-    }
-
-    async fn pace<F: Fabric + Clock + Turns + 'static>(
-        pace: Pace,
-        run: &txn::Run,
-        client: &mut Self::Client<F>,
-        drawn: &Thread<TxnWork>,
-        number: u32,
-        start: &Start,
-        warmed_up: Option<impl FnOnce()>,
-    ) {
-        pace.task(run, client, drawn, number, start, warmed_up).await;
-    }
-
-    fn events<F: Fabric + Clock + Turns + 'static>(client: &Self::Client<F>) -> Vec<(&'static str, u64)> {
-        client.txn.counters()
-    }
 }
 
-impl Audited for Transactions {
-    async fn audit<F: Fabric + Clock + Turns + 'static>(
-        run: &txn::Run,
-        client: &mut Self::Client<F>,
-        first: u64,
-        step: usize,
-    ) -> Result<i128, TxnTrouble> {
-        run.sum(client, first, step).await.map(i128::from)
-    }
-
-    fn check_total(run: &txn::Run, total: i128) -> Result<(), TxnTrouble> {
-        run.check_sum(total as u64)
-    }
-
-    fn abort_rate(run: &txn::Run) -> f64 {
-        run.abort_rate()
-    }
-}
-
-/// Transactional stores with the tables of a benchmark.
-pub(in crate::cli) struct Tables;
-
-impl Subject for Tables {
-    const COMMAND: &'static str = "txn";
-    const DROPPING: Dropping = Dropping::STORE;
-    type Work = Oltp<AnyBenchmark>;
-    type Client<F: Fabric + Clock + Turns> = Transacting<F>;
-
-    fn planned(config: &SessionConfig) -> Result<oltp::Run<AnyBenchmark>, Failure> {
+/// The tables of a benchmark.
+impl Audited for Oltp<AnyBenchmark> {
+    fn planned(config: &SessionConfig) -> Result<Run<Self>, Failure> {
         let benchmark = config.benchmark.clone().expect("a run of a benchmark has one");
         let tasks = config.threads * config.tasks;
         Oltp::run(benchmark, tasks, config.sampled, SEED).map_err(Failure::Error)
     }
+}
 
-    fn create(pool: &Pool, config: &SessionConfig, name: &str, quota: u64) -> Result<(), farside::Error> {
-        create_transactional(pool, config, name, quota)
+/// Transactional stores, with this work.
+pub(in crate::cli) struct Transactions<W>(PhantomData<W>);
+
+impl<W: Audited> Subject for Transactions<W> {
+    const COMMAND: &'static str = "txn";
+    const DROPPING: Dropping = Dropping::STORE;
+    type Work = W;
+    type Client<F: Fabric + Clock + Turns> = txn::Client<AnyTxn<Rc<F>>, Rc<F>>;
+
+    fn planned(config: &SessionConfig) -> Result<Run<W>, Failure> {
+        W::planned(config)
     }
 
-    fn check_is_loaded(_pool: &Pool, _config: &SessionConfig, _name: &str) -> Done {
-        unreachable!("a run of transactions loads its own store")
+    fn create(pool: &Pool, config: &SessionConfig, name: &str, quota: u64) -> Result<(), farside::Error> {
+        pool.create_store(&new_transactional(config, name, quota)).map(drop)
+    }
+
+    fn check_is_loaded(pool: &Pool, config: &SessionConfig, name: &str) -> Done {
+        check_kind(pool, config, name)
     }
 
     fn clients<F: Fabric + Clock + Turns + 'static>(
-        session: &Measured<Tables>,
+        session: &Measured<Self>,
         fabric: &Rc<F>,
         count: u32,
     ) -> Result<Vec<Self::Client<F>>, Failure> {
-        transactional_clients(session, fabric, count)
+        let entropy = getrandom::u64().expect("the system has random bytes: ids must not be guessed");
+        let (nodes, options) = (session.pool.nodes().len() as u32, Options { entropy, ..Options::NONE });
+        let opened = AnyTxn::open_in(Rc::clone(fabric), nodes, &session.store, &options);
+        let client = |txn| txn::Client { txn, clock: Rc::clone(fabric) };
+        // All tasks of a thread are one client to the store.
+        let mut clients = vec![client(block_on(fabric, opened)?)];
+        clients.extend((1..count).map(|_| client(clients[0].txn.another())).collect::<Vec<_>>());
+        Ok(clients)
     }
 
     fn keepers<F: Fabric + Clock + Turns + 'static>(clients: &[Self::Client<F>]) -> Keepers {
@@ -584,7 +504,7 @@ impl Subject for Tables {
     }
 
     async fn load<F: Fabric + Clock + Turns + 'static>(
-        run: &oltp::Run<AnyBenchmark>,
+        run: &Run<W>,
         client: &mut Self::Client<F>,
         task: u64,
         tasks: u64,
@@ -594,9 +514,9 @@ impl Subject for Tables {
     }
 
     async fn perform<F: Fabric + Clock + Turns + 'static>(
-        run: &oltp::Run<AnyBenchmark>,
+        run: &Run<W>,
         client: &mut Self::Client<F>,
-        drawn: &Thread<Oltp<AnyBenchmark>>,
+        drawn: &Thread<W>,
         number: u32,
         limit: u64,
     ) -> bool {
@@ -605,9 +525,9 @@ impl Subject for Tables {
 
     async fn pace<F: Fabric + Clock + Turns + 'static>(
         pace: Pace,
-        run: &oltp::Run<AnyBenchmark>,
+        run: &Run<W>,
         client: &mut Self::Client<F>,
-        drawn: &Thread<Oltp<AnyBenchmark>>,
+        drawn: &Thread<W>,
         number: u32,
         start: &Start,
         warmed_up: Option<impl FnOnce()>,
@@ -618,35 +538,6 @@ impl Subject for Tables {
     fn events<F: Fabric + Clock + Turns + 'static>(client: &Self::Client<F>) -> Vec<(&'static str, u64)> {
         client.txn.counters()
     }
-}
-
-impl Audited for Tables {
-    async fn audit<F: Fabric + Clock + Turns + 'static>(
-        run: &oltp::Run<AnyBenchmark>,
-        client: &mut Self::Client<F>,
-        first: u64,
-        step: usize,
-    ) -> Result<i128, TxnTrouble> {
-        run.audit(client, first, step).await
-    }
-
-    fn check_total(run: &oltp::Run<AnyBenchmark>, total: i128) -> Result<(), TxnTrouble> {
-        run.check_total(total)
-    }
-
-    fn abort_rate(run: &oltp::Run<AnyBenchmark>) -> f64 {
-        run.abort_rate()
-    }
-}
-
-/// Creates a transactional store.
-fn create_transactional(
-    pool: &Pool,
-    config: &SessionConfig,
-    name: &str,
-    quota: u64,
-) -> Result<(), farside::Error> {
-    pool.create_store(&new_transactional(config, name, quota)).map(drop)
 }
 
 /// The transactional store of a session. Its table has the size from which the session's memory is computed.
@@ -660,25 +551,6 @@ fn new_transactional(config: &SessionConfig, name: &str, quota: u64) -> NewStore
         kind: config.system.kind.into(),
         ..NewStore::prism_kv(name, quota)
     }
-}
-
-/// A handle of a client of a transactional store.
-type Transacting<F> = txn::Client<AnyTxn<Rc<F>>, Rc<F>>;
-
-/// Opens a client of a transactional store, and a handle for each of `count` tasks.
-fn transactional_clients<S: Subject, F: Fabric + Clock + Turns + 'static>(
-    session: &Measured<S>,
-    fabric: &Rc<F>,
-    count: u32,
-) -> Result<Vec<Transacting<F>>, Failure> {
-    let entropy = getrandom::u64().expect("the system has random bytes: ids must not be guessed");
-    let (nodes, options) = (session.pool.nodes().len() as u32, Options { entropy, ..Options::NONE });
-    let opened = AnyTxn::open_in(Rc::clone(fabric), nodes, &session.store, &options);
-    let client = |txn| txn::Client { txn, clock: Rc::clone(fabric) };
-    // All tasks of a thread are one client to the store.
-    let mut clients = vec![client(block_on(fabric, opened)?)];
-    clients.extend((1..count).map(|_| client(clients[0].txn.another())).collect::<Vec<_>>());
-    Ok(clients)
 }
 
 /// Stores of latched objects.
