@@ -76,7 +76,7 @@ pub enum Prepare {
 pub struct Transacting {
     /// Number of clients that have the store open at the same time.
     pub ids: Option<u16>,
-    /// Number of transactions of a client that commit at the same time.
+    /// Number of transactions of a client that commit, or have locks, at the same time.
     pub lanes: Option<u16>,
     /// Number of bytes that a transaction can write at one member, keys and values together.
     pub writes_max: Option<u32>,

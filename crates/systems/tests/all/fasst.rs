@@ -360,6 +360,7 @@ fn new_keys_that_are_locked_at_different_times_get_different_places() {
         assert_eq!(client.txn.get_to_write(b"new").await, Err(TxnError::TableFull));
         assert_eq!(client.txn.get_to_write(b"k0").await, Err(TxnError::Doomed));
         assert_eq!(client.txn.commit().await, Err(TxnError::Doomed));
+        nodes.world.sleep(7_100_000).await;
         assert_eq!(check(client.txn.stat().await.expect("the node runs")), Ok(()));
     });
 }
@@ -443,14 +444,16 @@ fn a_key_that_was_absent_when_it_was_locked_is_inserted_by_nobody_else() {
 
 #[test]
 fn a_lock_that_is_freed_without_a_write_changes_no_version() {
-    on_nodes(1, async |nodes| {
-        create(&nodes, 1, 0).await;
-        let (mut one, mut other) = (Client::open(&nodes, 1).await, Client::open(&nodes, 1).await);
-        other.put(&[(b"x", b"0"), (b"y", b"0"), (b"z", b"0")]).await.expect("nobody else is there");
+    on_nodes(2, async |nodes| {
+        create(&nodes, 2, 0).await;
+        let (mut one, mut other) = (Client::open(&nodes, 2).await, Client::open(&nodes, 2).await);
+        let (here, there) = (keys_of(&one, 0, 2), keys_of(&one, 1, 1));
+        let [x, y, z] = [&here[0], &here[1], &there[0]].map(Vec::as_slice);
+        other.put(&[(x, b"0"), (y, b"0"), (z, b"0")]).await.expect("nobody else is there");
         other.txn.begin();
-        other.txn.fetch(&[b"x", b"y"]).await.expect("nobody has a lock");
-        one.update_locked(&[b"x"], &[], &[], b"").await.expect("nobody has a lock");
-        one.update_locked(&[b"x", b"y", b"z"], &[], &[b"z"], b"1").await.expect("nobody has a lock");
+        other.txn.fetch(&[x, y]).await.expect("nobody has a lock");
+        one.update_locked(&[x], &[], &[], b"").await.expect("nobody has a lock");
+        one.update_locked(&[x, y, z], &[], &[z], b"1").await.expect("nobody has a lock");
         other.txn.commit().await.expect("neither x nor y has changed");
     });
 }
@@ -481,22 +484,23 @@ const ALL_LEAVES: [Leaves; 6] = [
 /// Has a program leave a transaction that has locked a key. Returns what is left of it, while its client lives, and
 /// whether another client and the same one can write the key.
 fn left_by_a_leaver(leaves: Leaves) -> (Stat, bool) {
-    on_nodes(1, async move |nodes| {
-        create(&nodes, 1, 0).await;
-        let (mut one, mut other) = (Client::open(&nodes, 1).await, Client::open(&nodes, 1).await);
-        other.put(&[(b"x", b"0"), (b"y", b"0")]).await.expect("nobody else is there");
+    on_nodes(2, async move |nodes| {
+        create(&nodes, 2, 0).await;
+        let (mut one, mut other) = (Client::open(&nodes, 2).await, Client::open(&nodes, 2).await);
+        let (x, y) = (keys_of(&one, 0, 1).remove(0), keys_of(&one, 1, 1).remove(0));
+        other.put(&[(&x, b"0"), (&y, b"0")]).await.expect("nobody else is there");
         nodes.world.sleep(7_100_000).await;
         let mut handle = one.txn.another();
         handle.begin();
         match leaves {
             Leaves::DropsRead => {
-                let mut reading = pin!(handle.get_to_write(b"x"));
+                let mut reading = pin!(handle.get_to_write(&x));
                 let polled = poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx).is_ready())).await;
                 assert!(!polled);
                 // The client's task sends the packet.
                 nodes.world.sleep(1).await;
             }
-            _ => assert_eq!(handle.get_to_write(b"x").await, Ok(Some(&b"0"[..]))),
+            _ => assert_eq!(handle.get_to_write(&x).await, Ok(Some(&b"0"[..]))),
         }
         match leaves {
             Leaves::Begins => handle.begin(),
@@ -508,8 +512,8 @@ fn left_by_a_leaver(leaves: Leaves) -> (Stat, bool) {
             Leaves::DropsHandle => drop(handle),
             Leaves::IsDoomed => {
                 other.txn.begin();
-                other.txn.get_to_write(b"y").await.expect("nobody has a lock");
-                assert_eq!(handle.get(b"y").await, Err(TxnError::Conflict));
+                other.txn.get_to_write(&y).await.expect("nobody has a lock");
+                assert_eq!(handle.get(&y).await, Err(TxnError::Conflict));
                 other.txn.roll_back().await;
             }
             Leaves::DropsRead => assert_eq!(handle.commit().await, Err(TxnError::Doomed)),
@@ -523,7 +527,7 @@ fn left_by_a_leaver(leaves: Leaves) -> (Stat, bool) {
         }
         nodes.world.sleep(400_000).await;
         let stat = other.txn.stat().await.expect("the node runs");
-        let are_written = other.put(&[(b"x", b"1")]).await.is_ok() && one.put(&[(b"x", b"2")]).await.is_ok();
+        let are_written = other.put(&[(&x, b"1")]).await.is_ok() && one.put(&[(&x, b"2")]).await.is_ok();
         (stat, are_written)
     })
 }

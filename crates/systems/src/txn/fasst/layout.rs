@@ -419,7 +419,7 @@ pub struct Spec {
     pub placement: Placement,
     /// Number of client ids.
     pub ids: u16,
-    /// Number of transactions of a client that commit at the same time.
+    /// Number of transactions of a client that commit, or have locks, at the same time.
     pub lanes: u16,
     /// Length of a lease in microseconds.
     pub lease_us: u64,

@@ -527,6 +527,9 @@ impl<F: Fabric + Clock> Client<F> {
     /// others free them.
     async fn abort(&self, lane: &mut Lane) {
         let Some(Open { txn, holds, .. }) = lane.open.take() else { return };
+        if holds.is_empty() {
+            return;
+        }
         let asks = Site::<F>::abort_asks(txn, holds);
         let goes_on = || !self.session.is_given_up();
         let abort = async || self.site.settle(&mut lane.batch, self.session.epoch(), &asks).await;
