@@ -119,13 +119,10 @@ fn a_kept_lane_has_no_other_jobs_and_its_last_job_is_carried_out() {
         }
         assert!(poll(other.as_mut()).is_pending() && jobs.is_idle(), "the lane is kept");
         assert_eq!(poll(pin!(jobs.carry_out_on(0, 8))), Poll::Ready(None));
-        match drops_after {
-            Some(polls) => {
-                let mut second = pin!(jobs.carry_out_in(0, 2));
-                assert!(poll(second.as_mut()).is_pending());
-                (0..polls).for_each(|_| assert!(poll(task.as_mut()).is_pending()));
-            }
-            None => {}
+        if let Some(polls) = drops_after {
+            let mut second = pin!(jobs.carry_out_in(0, 2));
+            assert!(poll(second.as_mut()).is_pending());
+            (0..polls).for_each(|_| assert!(poll(task.as_mut()).is_pending()));
         }
         match awaits_last {
             true => {
