@@ -7,6 +7,7 @@ use farside_fabrics::executor::block_on;
 use farside_fabrics::layer::count::Count;
 use farside_remote::{Memory, NodeId};
 use farside_systems::kv::called::{ANSWER_SIZE, REQUEST_SIZE};
+use farside_systems::kv::farm_kv::layout::{BUCKET_SLOTS, CHAIN_MAX};
 use farside_systems::kv::farm_kv::{FarmKv, KIND};
 use farside_systems::kv::{Kv, KvError};
 use std::cell::Cell;
@@ -122,6 +123,42 @@ fn longer_pairs_and_further_keys_are_refused() {
     assert!(matches!(full, KvError::TableFull(_)), "{full}");
     go!(kv, put(b"k", b"again")).expect("the key has a slot");
     assert_eq!(value_of(&mut kv, b"k").as_deref(), Some(&b"again"[..]));
+}
+
+/// Every key has the same home bucket, so that all but 8 of them lie in its chain. Blocks are left when the chain has
+/// its greatest length.
+#[test]
+fn a_get_costs_one_read_for_each_block_and_seventeen_behind_the_longest_chain() {
+    let home = home(r#"{"items": 600, "pair": 64}"#);
+    let mut kv = client(&home);
+    assert!(kv.table().spec.blocks > CHAIN_MAX as u64, "blocks are left");
+    let in_buckets = 2 * BUCKET_SLOTS;
+    let present = in_buckets + CHAIN_MAX * BUCKET_SLOTS;
+    let keys: Vec<_> = keys_of(&kv, 0).take(present + 1).collect();
+    let (absent, keys) = keys.split_last().expect("there are keys");
+    for key in keys {
+        go!(kv, put(key, b"v")).expect("stored");
+    }
+    let full = go!(kv, put(absent, b"v")).expect_err("the chain has its greatest length");
+    assert!(matches!(full, KvError::TableFull(_)), "{full}");
+
+    let costs_of = |kv: &mut Client, key: &[u8], is_there: bool| {
+        kv.fabric().take();
+        assert_eq!(value_of(kv, key).is_some(), is_there);
+        let costs = kv.fabric().take();
+        assert_eq!((costs.calls, costs.round_trips), (0, costs.requests), "one READ after the other");
+        costs.requests
+    };
+    for (place, key) in keys.iter().enumerate() {
+        let blocks = (place + BUCKET_SLOTS).saturating_sub(in_buckets) / BUCKET_SLOTS;
+        assert_eq!(costs_of(&mut kv, key, true), 1 + blocks as u64, "key {place} is behind {blocks} blocks");
+    }
+    assert_eq!(costs_of(&mut kv, absent, false), 17, "the neighbourhood, and 16 blocks");
+    // The last block loses its keys and leaves the chain.
+    for key in &keys[present - BUCKET_SLOTS..] {
+        assert!(go!(kv, delete(key)).expect("deleted"));
+    }
+    assert_eq!(costs_of(&mut kv, absent, false), 16, "the neighbourhood, and 15 blocks");
 }
 
 /// A GET that reads a block of a chain finds it in the chain of another bucket, and starts again.
