@@ -635,6 +635,63 @@ fn a_record_that_a_dead_recoverer_has_copied_is_not_left() {
     assert_eq!(outcome_beside_a_dead_recoverer(), Ok(()));
 }
 
+/// Has a recoverer look at the lanes of a dead client once before another one has recovered the client. From then on,
+/// the next holder of the id commits a transaction before each further look, up to this number, so that no two looks
+/// find the same. Returns the number of looks, and what the recoverer reports.
+fn looks_beside_a_busy_holder(transactions: u32) -> (u32, Vec<String>) {
+    on_nodes(1, async move |nodes| {
+        create_for(&nodes, 1, 0, 1).await;
+        let mut dead = Client::open(&nodes, 1).await;
+        dead.put(&[(b"x", b"0")]).await.expect("nobody else is there");
+        nodes.world.kill(dead.fabric.inner().process);
+        let (looks, commits) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+        let late = nodes.client().await;
+        let (looked, committed, world) = (Rc::clone(&looks), Rc::clone(&commits), nodes.world.clone());
+        late.inner().before_each(move |_: NodeId, request: Request| {
+            let (committed, world) = (Rc::clone(&committed), world.clone());
+            let look = (request == LOOK).then(|| {
+                looked.set(looked.get() + 1);
+                looked.get()
+            });
+            async move {
+                while look.is_some_and(|look: u32| committed.get() < (look - 1).min(transactions)) {
+                    world.sleep(1000).await;
+                }
+                Then::Runs
+            }
+        });
+        let described = members::open(&late, 1, STORE).await.expect("the store exists");
+        let (process, healed) = (late.inner().process, Rc::new(RefCell::new(None)));
+        let outcome = Rc::clone(&healed);
+        nodes.world.spawn(process, async move {
+            *outcome.borrow_mut() = Some(registry::heal(late, &described, &Options::NONE).await);
+        });
+        // The second look waits.
+        while looks.get() < 2 {
+            nodes.world.sleep(1000).await;
+        }
+        let mut next = Client::open(&nodes, 1).await;
+        for number in 1..=transactions {
+            next.put(&[(b"x", &number.to_le_bytes())]).await.expect("the id is leased");
+            commits.set(number);
+            while looks.get() <= number + 1 && healed.borrow().is_none() {
+                nodes.world.sleep(1000).await;
+            }
+        }
+        while healed.borrow().is_none() {
+            nodes.world.sleep(1000).await;
+        }
+        let healed = healed.take().expect("the recoverer is done").expect("no node fails");
+        assert_eq!(next.get(b"x").await, Ok(Some(transactions.to_le_bytes().to_vec())));
+        (looks.get(), healed)
+    })
+}
+
+#[test]
+fn a_recoverer_stops_looking_once_another_one_has_released_the_id() {
+    assert_eq!(looks_beside_a_busy_holder(10), (2, Vec::new()));
+}
+
 /// Has a client heal the store while the node stands still for longer than a lease. The node then carries out the
 /// recoverer's second look at the lease of another client just before the renewal of this lease. Returns the outcome of
 /// that client's next transaction.
@@ -752,6 +809,7 @@ fn these_tests_find_broken_variants() {
     under(lease::mutants::WAIT_COUNTED, &|| outcome_beside_a_stalled_node().is_ok());
     under(mutants::LEASE_UNCONFIRMED, &|| outcome_beside_a_late_recoverer().is_ok());
     under(mutants::LOOKED_ONCE, &|| outcome_beside_a_dead_recoverer().is_ok());
+    under(mutants::LOOKED_ON, &|| looks_beside_a_busy_holder(10).0 == 2);
     under(mutants::RECORD_IGNORED, &|| die_everywhere().is_ok());
     under(mutants::RECORD_UNCOPIED, &|| die_everywhere().is_ok());
     under(mutants::DONE_IGNORED, &|| die_everywhere().is_ok());

@@ -29,6 +29,8 @@ farside_remote::mutants! {
     LEASE_UNCONFIRMED = "FarmLeaseUnconfirmed";
     /// A recoverer looks once at what a client has left.
     LOOKED_ONCE = "FarmLookedOnce";
+    /// A recoverer looks until two rounds find the same, although another one has released the id.
+    LOOKED_ON = "FarmLookedOn";
     /// A client reuses the place of a record that the backup has not applied.
     RECORD_OVERWRITTEN = "FarmRecordOverwritten";
     /// A backup applies a record although its copy is newer.

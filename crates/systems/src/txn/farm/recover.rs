@@ -92,7 +92,11 @@ impl<F: Fabric + Clock> Site<F> {
         let mut states = self.look_at_all(id).await?;
         while !mutants::LOOKED_ONCE.is_on() {
             let again = self.look_at_all(id).await?;
-            if again == states || self.leases.entry(id).await?.nonce() != Some(nonce) {
+            if again == states {
+                break;
+            }
+            let is_released = self.leases.entry(id).await?.nonce() != Some(nonce);
+            if is_released && !mutants::LOOKED_ON.is_on() {
                 break;
             }
             states = again;

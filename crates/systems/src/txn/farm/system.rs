@@ -32,6 +32,7 @@ impl System for FarmKind {
         mutants::RECORD_UNCOPIED,
         mutants::LEASE_UNCONFIRMED,
         mutants::LOOKED_ONCE,
+        mutants::LOOKED_ON,
     ];
 
     const WORK: Work = Work {
