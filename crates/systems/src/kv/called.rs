@@ -1,5 +1,5 @@
 //! Stores whose clients read with one-sided READs and change with calls: the bytes of the calls, the client's half and
-//! the service's half of them, and the way of a get that reads torn bytes too often.
+//! the service's half of them, and the way of a get whose READs return torn bytes or take too long.
 //!
 //! ```text
 //! request  | op u8 | 0 u8 | key length u16 | key | value |             of a call to the service, after its address
@@ -16,7 +16,8 @@ use farside_remote::service::{ADDRESS_SIZE, Call, Context, Service, address};
 use farside_remote::{Fabric, FabricError, Key, Memory, NodeId, Rights};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Number of times that a get reads torn bytes before it calls the service.
+/// Number of attempts after which a get calls the service. An attempt fails if it reads torn bytes, if a chain changes
+/// under it, or if a READ is slow.
 pub const ATTEMPTS_MAX: u32 = 16;
 /// Number of READs of a get that take too long for their bytes to be trusted, before it calls the service.
 pub const SLOW_MAX: u32 = 2;
@@ -89,7 +90,8 @@ impl Calls {
         }
     }
 
-    /// Reads the value by a call to the service. The service runs one call at a time, so no put interferes.
+    /// Reads the value by a call to the service, for a get whose attempts have failed. The service runs one call at a
+    /// time, so no put interferes, and the time that the call takes does not matter.
     #[cold]
     pub(crate) async fn get<F: Fabric + Clock>(
         &mut self,
@@ -247,8 +249,8 @@ fn refusal(kind: &str, op: Op, rights: Rights) -> Option<String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
-    /// Reads the value of a key, for a client that read torn bytes [`ATTEMPTS_MAX`] times, or slowly [`SLOW_MAX`]
-    /// times.
+    /// Reads the value of a key, for a client of which [`ATTEMPTS_MAX`] attempts have failed, or [`SLOW_MAX`] READs
+    /// were slow.
     Get = 1,
     /// Stores a value for a key.
     Put = 2,
