@@ -112,7 +112,7 @@ impl LookUp for Index {
     ) -> Result<Look, KvError> {
         let from_cache = attempt == 0;
         let mut bucket = self.table.home(key);
-        let (mut is_cached, mut has_changed, mut was_led) = (false, false, false);
+        let (mut is_cached, mut has_changed, mut was_stale) = (false, false, false);
         for _ in 0..CHAIN_MAX {
             let cached = if from_cache { self.cache.get(bucket) } else { None };
             let of = match cached {
@@ -122,7 +122,6 @@ impl LookUp for Index {
             is_cached |= cached.is_some();
             for entry in &of.entries {
                 let Some(item) = self.table.item_of(key, entry) else { continue };
-                was_led |= cached.is_some();
                 match self.read_item(reads, key, item, entry).await? {
                     Led::ToKey(version) => {
                         if from_cache {
@@ -131,16 +130,19 @@ impl LookUp for Index {
                         return Ok(Look::Found(Fetched { at: None, version }));
                     }
                     Led::ToOther => {}
-                    Led::Astray => has_changed = true,
+                    Led::Astray => {
+                        has_changed = true;
+                        was_stale |= cached.is_some();
+                    }
                     Led::ToTorn => return Ok(Look::Unsure),
                     Led::Slowly => return Ok(Look::Slow),
                 }
             }
             let Some(extra) = of.next() else {
                 if from_cache {
-                    self.cache.count(if was_led { Cached::Stale } else { Cached::Miss });
+                    self.cache.count(if was_stale { Cached::Stale } else { Cached::Miss });
                 }
-                let trusts = if was_led { &mutants::STALE_IS_ABSENT } else { &mutants::ABSENT_FROM_CACHE };
+                let trusts = if was_stale { &mutants::STALE_IS_ABSENT } else { &mutants::ABSENT_FROM_CACHE };
                 let is_sure = (!is_cached && !has_changed) || (is_cached && trusts.is_on());
                 return Ok(if is_sure { Look::Absent } else { Look::Unsure });
             };

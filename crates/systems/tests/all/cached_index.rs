@@ -10,7 +10,7 @@ use farside_systems::kv::cached_index::layout::BUCKET_SIZE;
 use farside_systems::kv::cached_index::{CachedIndex, KIND};
 use farside_systems::kv::{Kv, KvError};
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -68,6 +68,39 @@ fn a_cold_get_is_two_reads_and_a_warm_one_is_one() {
     assert_eq!(kv.cache().stale, 1);
     assert_eq!(value_of(&mut kv, &key), None);
     assert_eq!(kv.fabric().take().requests, 1, "the cache does not show that a key is absent");
+}
+
+/// Returns two keys of one bucket whose entries have the same bits of the hash.
+fn keys_with_one_tag(kv: &Client) -> [Vec<u8>; 2] {
+    let mut seen = HashMap::new();
+    let mut pairs = (0..).map(key).filter_map(|key| {
+        let place = (kv.table().home(&key), kv.table().tag(&key));
+        seen.insert(place, key.clone()).map(|other| [other, key])
+    });
+    pairs.next().expect("hashes collide")
+}
+
+#[test]
+fn an_entry_of_another_key_with_the_same_tag_is_not_counted_as_stale() {
+    let home = home(r#"{"items": 1, "pair": 64}"#);
+    let (mut kv, mut other) = (client(&home), client(&home));
+    let [present, absent] = keys_with_one_tag(&kv);
+    go!(kv, put(&present, b"v")).expect("stored");
+    assert!(value_of(&mut kv, &present).is_some());
+    let mut get = |key: &[u8]| {
+        kv.fabric().take();
+        let (before, found) = (kv.cache(), value_of(&mut kv, key).is_some());
+        let after = kv.cache();
+        let counted = [after.hits - before.hits, after.misses - before.misses, after.stale - before.stale];
+        (found, kv.fabric().take().requests, counted)
+    };
+    let [hit, miss, stale] = [[1, 0, 0], [0, 1, 0], [0, 0, 1]];
+    assert_eq!(get(&absent), (false, 3, miss), "READ the other's item, the bucket, and the item again");
+    go!(other, put(&absent, b"w")).expect("stored");
+    assert_eq!(get(&absent), (true, 4, miss), "the same, and READ the key's item");
+    assert_eq!(get(&absent), (true, 2, hit), "READ both items");
+    assert!(go!(other, delete(&absent)).expect("deleted"));
+    assert_eq!(get(&absent), (false, 4, stale), "READ both items, the bucket, and the other's item");
 }
 
 #[test]

@@ -20,11 +20,13 @@ pub struct CacheStat {
     pub buckets: u64,
     /// Memory that the cache takes, in bytes.
     pub bytes: u64,
-    /// Number of GETs that found their key by a cached entry, with one READ.
+    /// Number of GETs that found their key by a cached entry: with one READ, unless a cached entry of another key has
+    /// the same bits of the hash.
     pub hits: u64,
-    /// Number of GETs without a cached entry of their key.
+    /// Number of GETs without a cached entry of their key, also if one has the same bits of the hash.
     pub misses: u64,
-    /// Number of GETs with a cached entry that led to another incarnation or to a deleted key.
+    /// Number of GETs that did not find their key by a cached entry, of which one led to another incarnation: its key
+    /// was deleted.
     pub stale: u64,
 }
 

@@ -288,7 +288,8 @@ impl Table {
         (word >> ITEM_BITS == self.tag(key) && item < self.spec().items).then_some(item)
     }
 
-    fn tag(&self, key: &[u8]) -> u64 {
+    /// Bits of a key's hash that its entry has.
+    pub fn tag(&self, key: &[u8]) -> u64 {
         rapidhash_v3_seeded(key, &self.tags) >> ITEM_BITS
     }
 
