@@ -20,10 +20,11 @@ use farside_remote::fabric::{Ran, ServiceId};
 use farside_remote::service::ADDRESS_SIZE;
 use farside_remote::{Addr, Capabilities, Chain, Fabric, FabricError, Key, NodeId, Reply};
 use farside_systems::members;
+use farside_systems::rpc::fasst::FIRST_TYPE;
 use farside_systems::store::StoreError;
 use farside_systems::system::{Options, System};
-use farside_systems::txn::fasst::Fasst;
 use farside_systems::txn::fasst::service::FasstKind;
+use farside_systems::txn::fasst::{Fasst, request};
 use farside_systems::txn::{Left, Txn, TxnError};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
@@ -46,19 +47,18 @@ const KEYS: u64 = 8;
 const NTH_MAX: u64 = 12;
 /// Environment variable that holds the role of a child.
 const ROLE: &str = "FARSIDE_TEST_ALL_OR_NONE";
-/// Place of the type of the first request in a packet.
-const FIRST_TYPE: usize = ADDRESS_SIZE + 24;
 
-/// Packets of a transaction, by their first request. `txn/fasst/request.rs` has the numbers.
+/// Packets of a transaction, by their first request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[repr(u8)]
 enum Packet {
-    Get = 1,
-    Lock = 2,
-    Validate = 3,
-    Log = 4,
-    Backup = 5,
-    Commit = 6,
-    LockGet = 14,
+    Get = request::GET,
+    Lock = request::LOCK,
+    Validate = request::VALIDATE,
+    Log = request::LOG,
+    Backup = request::BACKUP,
+    Commit = request::COMMIT,
+    LockGet = request::LOCK_GET,
 }
 
 impl Packet {
@@ -291,23 +291,29 @@ impl Child {
 
     /// Waits until the child ends by itself. Returns what it has done.
     fn ends(&mut self) -> Done {
-        while let Some(line) = self.process.line_if_any() {
-            self.hears(&line);
-        }
+        self.hears_all();
         assert_eq!(self.process.ended(), Some(0), "{}", self.process.log());
         self.done
     }
 
     /// Waits until the child dies by its strike. Returns how many transactions it has committed with writes.
     fn dies(&mut self) -> u64 {
-        let mut has_struck = false;
-        while let Some(line) = self.process.line_if_any() {
-            self.hears(&line);
-            has_struck |= line == "@struck";
-        }
+        let has_struck = self.hears_all();
         assert_eq!(self.process.ended(), None, "{}", self.process.log());
         assert!(has_struck, "the child died of something else: {}", self.process.log());
         self.done.writes
+    }
+
+    /// Hears what the child says until its end; panics after [`PATIENCE`]. Returns whether it has been struck.
+    fn hears_all(&mut self) -> bool {
+        let (mut has_struck, deadline) = (false, Instant::now() + PATIENCE);
+        while let Some(line) = self.process.line_if_any() {
+            self.hears(&line);
+            has_struck |= line == "@struck";
+            let is_late = Instant::now() >= deadline;
+            assert!(!is_late, "still working after {PATIENCE:?}: {:?}; {}", self.done, self.process.log());
+        }
+        has_struck
     }
 }
 
@@ -544,7 +550,7 @@ impl Fabric for Deadly {
 impl Deadly {
     /// Counts a packet. Returns whether it is the one of the strike.
     fn is_struck(&self, strike: &Strike, request: &[u8]) -> bool {
-        let Some(kind) = request.get(FIRST_TYPE) else { return false };
+        let Some(kind) = request.get(ADDRESS_SIZE + FIRST_TYPE) else { return false };
         let mut seen = self.seen.borrow_mut();
         let count = seen.entry(*kind).or_default();
         *count += 1;

@@ -8,10 +8,11 @@ use farside_remote::draws::Draws;
 use farside_remote::fabric::Ran;
 use farside_systems::members::{self, New};
 use farside_systems::registry;
+use farside_systems::rpc::fasst::FIRST_TYPE;
 use farside_systems::store::{self, Members};
 use farside_systems::system::{Options, Sizing, System};
 use farside_systems::txn::fasst::service::FasstKind;
-use farside_systems::txn::fasst::{Fasst, KIND, Stat};
+use farside_systems::txn::fasst::{Fasst, KIND, Stat, request};
 use farside_systems::txn::{Committed, Transacting, Txn, TxnError};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -23,16 +24,14 @@ use std::time::Duration;
 pub(crate) const STORE: &str = "s";
 /// Longer than each test's transactions: no renewal is among the requests that a test counts.
 const LEASE: Duration = Duration::from_millis(20);
-/// Place of the type of the first request in a packet.
-const FIRST_TYPE: usize = 24;
 /// Packets, by their first request.
-pub(crate) const LOCK: Request = Request::Call(2);
-pub(crate) const VALIDATE: Request = Request::Call(3);
-pub(crate) const LOG: Request = Request::Call(4);
-pub(crate) const BACKUP: Request = Request::Call(5);
-pub(crate) const COMMIT: Request = Request::Call(6);
-const LOCK_GET: Request = Request::Call(14);
-const GRANT: Request = Request::Call(9);
+pub(crate) const LOCK: Request = Request::Call(request::LOCK);
+pub(crate) const VALIDATE: Request = Request::Call(request::VALIDATE);
+pub(crate) const LOG: Request = Request::Call(request::LOG);
+pub(crate) const BACKUP: Request = Request::Call(request::BACKUP);
+pub(crate) const COMMIT: Request = Request::Call(request::COMMIT);
+const LOCK_GET: Request = Request::Call(request::LOCK_GET);
+const GRANT: Request = Request::Call(request::GRANT);
 
 /// A client with its own task.
 pub(crate) struct Client {

@@ -25,5 +25,5 @@ mod packet;
 
 pub use batch::{Batch, Destination, Response};
 pub use handlers::{Handled, Handler, Handlers, REFUSED, STALE};
-pub use packet::{ENTRIES_MAX, Header, PACKET_MAX};
+pub use packet::{ENTRIES_MAX, FIRST_TYPE, Header, PACKET_MAX};
 pub(super) use packet::{HEADER_SIZE, entry_size};

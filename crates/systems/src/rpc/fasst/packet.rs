@@ -28,6 +28,8 @@ const RESPONSES: u8 = 1;
 const WORD: usize = 8;
 /// Size of the header of a packet in bytes.
 pub(in crate::rpc) const HEADER_SIZE: usize = size_of::<HeaderBytes>();
+/// Offset in a packet of the type of its first request.
+pub const FIRST_TYPE: usize = HEADER_SIZE + std::mem::offset_of!(EntryHeader, kind);
 /// Offset of the number of entries in a packet.
 const ENTRIES_OFFSET: usize = 2;
 

@@ -40,7 +40,7 @@ mod configuration;
 pub mod layout;
 pub mod mutants;
 mod recover;
-mod request;
+pub mod request;
 pub mod service;
 mod session;
 mod site;

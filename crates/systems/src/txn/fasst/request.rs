@@ -31,21 +31,28 @@ use super::layout::{Place, TxnId, Word};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Types of the requests.
-pub(super) const GET: u8 = 1;
-pub(super) const LOCK: u8 = 2;
-pub(super) const VALIDATE: u8 = 3;
-pub(super) const LOG: u8 = 4;
-pub(super) const BACKUP: u8 = 5;
-pub(super) const COMMIT: u8 = 6;
+/// Type of the request that reads a key.
+pub const GET: u8 = 1;
+/// Type of the request that locks a bucket.
+pub const LOCK: u8 = 2;
+/// Type of the request that compares a bucket's version.
+pub const VALIDATE: u8 = 3;
+/// Type of the request that stores a transaction's record.
+pub const LOG: u8 = 4;
+/// Type of the request that writes a copy of a bucket.
+pub const BACKUP: u8 = 5;
+/// Type of the request that writes a bucket and frees its lock.
+pub const COMMIT: u8 = 6;
 pub(super) const ABORT: u8 = 7;
 pub(super) const CLOSE: u8 = 8;
-pub(super) const GRANT: u8 = 9;
+/// Type of the request that asks for the client's epoch.
+pub const GRANT: u8 = 9;
 pub(super) const RAISE: u8 = 10;
 pub(super) const LOOK: u8 = 11;
 pub(super) const RECORD: u8 = 12;
 pub(super) const FILL: u8 = 13;
-pub(super) const LOCK_GET: u8 = 14;
+/// Type of the request that locks a bucket and reads a key.
+pub const LOCK_GET: u8 = 14;
 
 /// Epoch of a promoter's packets, which all members admit. Only promoters have keys while they send them.
 pub(super) const PROMOTION: u64 = u64::MAX;
