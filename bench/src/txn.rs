@@ -46,9 +46,37 @@ struct Counts {
     done: AtomicU64,
     /// Number of updates with an unknown outcome: they may have been done, or not.
     unknown: AtomicU64,
-    /// Number of transactions that have committed, and of attempts, without those that load records.
-    commits: AtomicU64,
+    /// Number of attempts, and of those that met another transaction, without those that load records.
     attempts: AtomicU64,
+    conflicts: AtomicU64,
+}
+
+/// Numbers of attempts of transactions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tries {
+    /// Number of attempts.
+    pub attempts: u64,
+    /// Number of those that met another transaction.
+    pub conflicts: u64,
+}
+
+impl Tries {
+    /// Counts the attempts of a transaction that has ended: all but the last one met another transaction, and the last
+    /// one did if the transaction was given up for that.
+    pub(crate) fn count<O>(&mut self, attempts: u64, ended: &Result<O, TxnError>) {
+        self.attempts += attempts;
+        self.conflicts += attempts - u64::from(!matches!(ended, Err(TxnError::Conflict)));
+    }
+
+    pub(crate) fn add(&mut self, other: Tries) {
+        self.attempts += other.attempts;
+        self.conflicts += other.conflicts;
+    }
+
+    /// Fraction of the attempts that met another transaction; 0 if there are none.
+    pub fn abort_rate(&self) -> f64 {
+        if self.attempts == 0 { 0.0 } else { self.conflicts as f64 / self.attempts as f64 }
+    }
 }
 
 /// Parameters of a run on a transactional store.
@@ -127,8 +155,8 @@ pub trait Transactional: Work<Trouble = TxnTrouble> {
     /// They differ by more than what transactions of unknown outcome may have done.
     fn check_total(&self, total: i128) -> Result<(), TxnTrouble>;
 
-    /// Fraction of the attempts of the transactions so far that did not commit, of tasks that have ended; 0 if there
-    /// were none.
+    /// Fraction of the attempts of the transactions so far that met another transaction, of tasks that have ended; 0 if
+    /// there were none.
     fn abort_rate(&self) -> f64;
 }
 
@@ -186,16 +214,15 @@ pub struct Task {
     draws: Draws,
     done: u64,
     unknown: u64,
-    commits: u64,
-    attempts: u64,
+    tries: Tries,
     all: Arc<Counts>,
 }
 
 impl Drop for Task {
     fn drop(&mut self) {
-        let Counts { done, unknown, commits, attempts } = &*self.all;
-        let own = [self.done, self.unknown, self.commits, self.attempts];
-        for (all, own) in [done, unknown, commits, attempts].into_iter().zip(own) {
+        let Counts { done, unknown, attempts, conflicts } = &*self.all;
+        let own = [self.done, self.unknown, self.tries.attempts, self.tries.conflicts];
+        for (all, own) in [done, unknown, attempts, conflicts].into_iter().zip(own) {
             all.fetch_add(own, Ordering::Relaxed);
         }
     }
@@ -235,7 +262,7 @@ impl Work for TxnWork {
         let draws = Draws(self.seed ^ (u64::from(number) + 1) << 32);
         let value = vec![0; self.len];
         let all = Arc::clone(&self.counts);
-        Task { value, draws, done: 0, unknown: 0, commits: 0, attempts: 0, all }
+        Task { value, draws, done: 0, unknown: 0, tries: Tries::default(), all }
     }
 
     fn records(&self) -> u64 {
@@ -275,13 +302,14 @@ impl Transactional for TxnWork {
         task: &mut Task,
     ) -> Result<(), TxnTrouble> {
         let Client { txn, clock } = client;
-        let Task { value, draws, done, unknown, commits, attempts, .. } = task;
+        let Task { value, draws, done, unknown, tries, .. } = task;
         let mut keys = [[0; 8]; KEYS_MAX];
         keys.iter_mut().zip(drawn.records()).for_each(|(name, record)| *name = key(record));
         let keys: [&[u8]; KEYS_MAX] = std::array::from_fn(|place| &keys[place][..]);
         let keys = &keys[..drawn.count.into()];
+        let mut attempts = 0;
         let body = async |txn: &mut T| {
-            *attempts += 1;
+            attempts += 1;
             txn.fetch_to_write(keys, &[]).await?;
             for (key, record) in keys.iter().zip(drawn.records()) {
                 let found = txn.get(key).await?.unwrap_or_default();
@@ -294,10 +322,11 @@ impl Transactional for TxnWork {
         };
         let limit = Attempts { most: ATTEMPTS, ..Attempts::UNLIMITED };
         let updates = u64::from(drawn.count);
-        match retry::run(txn, clock, draws, limit, body).await {
+        let ended = retry::run(txn, clock, draws, limit, body).await;
+        tries.count(attempts, &ended);
+        match ended {
             Ok((Ok(()), _)) => {
                 *done += updates;
-                *commits += 1;
                 Ok(())
             }
             // What was put before the wrong record was committed.
@@ -345,9 +374,9 @@ impl Transactional for TxnWork {
     }
 
     fn abort_rate(&self) -> f64 {
-        let Counts { commits, attempts, .. } = &*self.counts;
-        let (commits, attempts) = (commits.load(Ordering::Relaxed), attempts.load(Ordering::Relaxed));
-        if attempts == 0 { 0.0 } else { 1.0 - commits as f64 / attempts as f64 }
+        let Counts { attempts, conflicts, .. } = &*self.counts;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Tries { attempts: of(attempts), conflicts: of(conflicts) }.abort_rate()
     }
 }
 
@@ -447,12 +476,24 @@ mod tests {
     #[test]
     fn a_lost_update_is_found_by_the_sum() {
         let run = run(2, 10).expect("a run");
-        for (done, unknown, commits, attempts) in [(5, 0, 2, 3), (2, 1, 1, 1)] {
+        for (done, unknown, attempts, conflicts) in [(5, 0, 3, 1), (2, 1, 1, 0)] {
             let mut task = run.work().task(0);
-            (task.done, task.unknown, task.commits, task.attempts) = (done, unknown, commits, attempts);
+            (task.done, task.unknown, task.tries) = (done, unknown, Tries { attempts, conflicts });
         }
         let judged = [6, 7, 8, 9].map(|sum| run.work().check_total(sum).is_ok());
         assert_eq!(judged, [false, true, true, false]);
         assert_eq!(run.work().abort_rate(), 0.25);
+    }
+
+    #[test]
+    fn only_attempts_that_met_another_transaction_are_conflicts() {
+        let mut tries = Tries::default();
+        tries.count(3, &Ok(()));
+        assert_eq!(tries, Tries { attempts: 3, conflicts: 2 });
+        tries.count(4, &Err::<(), _>(TxnError::Conflict));
+        assert_eq!(tries, Tries { attempts: 7, conflicts: 6 });
+        tries.count(1, &Err::<(), _>(TxnError::Lost));
+        assert_eq!(tries, Tries { attempts: 8, conflicts: 6 });
+        assert_eq!((tries.abort_rate(), Tries::default().abort_rate()), (0.75, 0.0));
     }
 }

@@ -28,7 +28,7 @@ use farside_systems::txn::retry::{self, Attempts};
 use farside_systems::txn::{Txn, TxnError};
 
 use crate::driver::{self, Kinds, Work};
-use crate::txn::{ATTEMPTS, Client, Transactional, TxnTrouble};
+use crate::txn::{ATTEMPTS, Client, Transactional, Tries, TxnTrouble};
 use crate::workload::{self, Random, UniformLong};
 
 /// A benchmark: its tables as keys and values, and its procedures.
@@ -136,23 +136,20 @@ struct Counts {
 /// Numbers of a kind's transactions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kind {
-    /// Number of attempts.
-    pub attempts: u64,
+    /// Numbers of attempts.
+    pub tries: Tries,
     /// Number of transactions that have committed.
     pub commits: u64,
     /// Number of those that have not failed by themselves.
     pub succeeded: u64,
+    /// Number of transactions that ended with an error.
+    pub errors: u64,
 }
 
 impl Kind {
     /// Fraction of the committed transactions that have not failed by themselves; 0 if there are none.
     pub fn success_rate(&self) -> f64 {
         if self.commits == 0 { 0.0 } else { self.succeeded as f64 / self.commits as f64 }
-    }
-
-    /// Fraction of the attempts that did not commit; 0 if there are none.
-    pub fn abort_rate(&self) -> f64 {
-        if self.attempts == 0 { 0.0 } else { 1.0 - self.commits as f64 / self.attempts as f64 }
     }
 }
 
@@ -163,9 +160,10 @@ impl Counts {
 
     fn add(&mut self, other: &Counts) {
         for (all, own) in self.kinds.iter_mut().zip(&other.kinds) {
-            all.attempts += own.attempts;
+            all.tries.add(own.tries);
             all.commits += own.commits;
             all.succeeded += own.succeeded;
+            all.errors += own.errors;
         }
         self.added += other.added;
         self.may_add(other.unknown);
@@ -273,15 +271,17 @@ impl<B: Benchmark> Transactional for Oltp<B> {
     ) -> Result<(), TxnTrouble> {
         let Client { txn, clock } = client;
         let Task { draws, own, .. } = task;
-        let kind = usize::from(drawn.kind);
-        let attempts = &mut own.kinds[kind].attempts;
+        let (kind, mut attempts) = (usize::from(drawn.kind), 0);
         let body = async |txn: &mut T| {
-            *attempts += 1;
+            attempts += 1;
             judged(self.benchmark.run(txn, &mut workload::random(drawn.seed)).await)
         };
-        match retry::run(txn, clock, draws, LIMIT, body).await {
+        let ended = retry::run(txn, clock, draws, LIMIT, body).await;
+        let counted = &mut own.kinds[kind];
+        counted.tries.count(attempts, &ended);
+        counted.errors += u64::from(!matches!(ended, Ok((Ok(_), _))));
+        match ended {
             Ok((Ok(outcome), _)) => {
-                let counted = &mut own.kinds[kind];
                 counted.commits += 1;
                 counted.succeeded += u64::from(outcome.has_succeeded);
                 own.added += i128::from(outcome.added);
@@ -326,12 +326,9 @@ impl<B: Benchmark> Transactional for Oltp<B> {
 
     fn abort_rate(&self) -> f64 {
         let counts = self.counts.lock().expect("no thread panicked with the lock");
-        let sum = counts.kinds.iter().fold(Kind::default(), |sum, kind| Kind {
-            attempts: sum.attempts + kind.attempts,
-            commits: sum.commits + kind.commits,
-            succeeded: sum.succeeded + kind.succeeded,
-        });
-        sum.abort_rate()
+        let mut all = Tries::default();
+        counts.kinds.iter().for_each(|kind| all.add(kind.tries));
+        all.abort_rate()
     }
 }
 
@@ -357,7 +354,7 @@ impl<B: Benchmark> Run<B> {
     pub fn kinds(&self) -> Vec<(&'static str, Kind)> {
         let counts = self.work().counts.lock().expect("no thread panicked with the lock");
         let kinds = B::KINDS.iter().copied().zip(counts.kinds.iter().copied());
-        kinds.filter(|(_, kind)| kind.attempts > 0).collect()
+        kinds.filter(|(_, kind)| kind.tries.attempts > 0).collect()
     }
 }
 

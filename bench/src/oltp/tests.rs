@@ -25,6 +25,8 @@ struct Serial {
     read: Vec<[u8; 8]>,
     /// Whether the next commit that writes is reported and not done.
     loses: bool,
+    /// Error of the next commit that writes, and whether it is done nevertheless.
+    fails: Option<(TxnError, bool)>,
 }
 
 impl Txn for Serial {
@@ -81,13 +83,20 @@ impl Txn for Serial {
             self.loses = false;
             return Ok(Committed { version: None });
         }
+        let failed = if writes.is_empty() { None } else { self.fails.take() };
+        if let Some((error, false)) = failed {
+            return Err(error);
+        }
         for (key, value) in writes {
             match value {
                 Some(value) => self.rows.insert(key, value),
                 None => self.rows.remove(&key),
             };
         }
-        Ok(Committed { version: None })
+        match failed {
+            Some((error, _)) => Err(error),
+            None => Ok(Committed { version: None }),
+        }
     }
 
     fn keeper<'f>(&self) -> Pin<Box<dyn Future<Output = ()> + 'f>>
@@ -304,6 +313,19 @@ fn attempts_that_conflict_are_repeated_with_the_same_arguments() {
     }
     loaded.audit().expect("the balances add up");
     assert!((loaded.run.work().abort_rate() - 0.75).abs() < 1e-9, "{}", loaded.run.work().abort_rate());
+}
+
+#[test]
+fn a_transaction_that_fails_is_no_conflict() {
+    let mut loaded = Loaded::with(objects(1, 1.0, 8));
+    loaded.client.txn.conflicts = 1;
+    loaded.perform(1).expect("the second attempt commits");
+    loaded.client.txn.fails = Some((TxnError::Lost, false));
+    loaded.perform(1).expect_err("it fails");
+    loaded.perform(1).expect("nothing fails");
+    loaded.audit().expect("the counts add up");
+    let kind = Kind { tries: Tries { attempts: 4, conflicts: 1 }, commits: 2, succeeded: 2, errors: 1 };
+    assert_eq!((loaded.run.kinds(), loaded.run.work().abort_rate()), (vec![("update", kind)], 0.25));
 }
 
 /// A store that reports a commit and loses its writes is found by the total.

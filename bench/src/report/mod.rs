@@ -101,8 +101,8 @@ pub struct YcsbReport {
     /// Number of records of a transaction; only of transactional stores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys_per_transaction: Option<u64>,
-    /// Fraction of the attempts that did not commit, because another transaction was in the way; warm-ups included. An
-    /// operation is tried until it commits. Only of transactional stores.
+    /// Fraction of the attempts that met another transaction and were repeated; warm-ups included. Only of
+    /// transactional stores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub abort_rate: Option<f64>,
     /// Numbers of events in the transactions of all clients, by name, warm-ups included.
@@ -160,8 +160,10 @@ pub struct KindReport {
     pub commits: u64,
     /// Fraction of the committed transactions that have found their rows, and whose conditions held.
     pub success_rate: f64,
-    /// Fraction of the attempts that did not commit, because another transaction was in the way.
+    /// Fraction of the attempts that met another transaction and were repeated.
     pub abort_rate: f64,
+    /// Number of transactions that ended with an error.
+    pub errors: u64,
 }
 
 /// Report of the load phase, which puts the records.

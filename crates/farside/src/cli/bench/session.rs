@@ -751,7 +751,7 @@ impl<W: Audited> Measured<Transactions<W>> {
         checked.map_err(|trouble| Failure::Error(format!("after the run, {trouble}")))
     }
 
-    /// Fraction of the attempts of transactions so far that did not commit.
+    /// Fraction of the attempts of transactions so far that met another one.
     pub(in crate::cli) fn abort_rate(&self) -> f64 {
         self.run.work().abort_rate()
     }

@@ -401,7 +401,8 @@ fn mix(kinds: &[(&'static str, Kind)], report: &YcsbReport) -> BTreeMap<String, 
             ops_per_s: count as f64 / report.seconds,
             commits: kind.commits,
             success_rate: kind.success_rate(),
-            abort_rate: kind.abort_rate(),
+            abort_rate: kind.tries.abort_rate(),
+            errors: kind.errors,
         };
         ((*name).to_owned(), done)
     };
