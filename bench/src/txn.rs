@@ -137,11 +137,11 @@ pub trait Transactional: Work<Trouble = TxnTrouble> {
         task: &mut Self::Task,
     ) -> Result<(), TxnTrouble>;
 
-    /// Reads and checks the records `first`, `first + step`, `first + 2 * step`, … once. Returns their part of the
-    /// total.
+    /// Reads and checks the records `first`, `first + step`, `first + 2 * step`, … once. All tasks have ended. Returns
+    /// their part of the total; 0 if the run knows what each of them must be, and has compared them.
     ///
     /// # Errors
-    /// A record cannot be read, or is wrong.
+    /// A record cannot be read, or is wrong, or not what transactions have made of it.
     async fn audit<T: Txn, C: Clock>(
         &self,
         client: &mut Client<T, C>,
@@ -398,14 +398,16 @@ pub enum TxnTrouble {
     },
     /// A row of a benchmark is missing, or no transaction writes it; the text says which.
     Row(String),
-    /// The total of a benchmark is not what its transactions have added.
+    /// The total of a unit of a benchmark is not what its transactions have added.
     Total {
-        /// Total of all rows.
-        total: i128,
+        /// Number of the unit, such as a subscriber or an account.
+        unit: u64,
+        /// Total of its rows.
+        total: i64,
         /// The least that transactions have added.
-        least: i128,
+        least: i64,
         /// The most that transactions have added, with those of unknown outcome.
-        most: i128,
+        most: i64,
     },
 }
 
@@ -433,9 +435,9 @@ impl fmt::Display for TxnTrouble {
                 "the records have counted {sum} updates, and {done} were done, with {unknown} more of unknown outcome"
             ),
             TxnTrouble::Row(text) => f.write_str(text),
-            TxnTrouble::Total { total, least, most } => write!(
+            TxnTrouble::Total { unit, total, least, most } => write!(
                 f,
-                "the rows add up to {total}, and committed transactions have added {least} to {most}"
+                "the rows of record {unit} add up to {total}, and committed transactions have added {least} to {most}"
             ),
         }
     }

@@ -1,13 +1,11 @@
 //! Any of the benchmarks, chosen by name.
 
-use std::ops::RangeInclusive;
-
 use farside_systems::txn::Txn;
 
 use super::objects::Objects;
 use super::smallbank::SmallBank;
 use super::tatp::Tatp;
-use super::{Benchmark, Outcome, Stop};
+use super::{Added, Benchmark, Outcome, Stop};
 use crate::driver::Kinds;
 use crate::workload::Random;
 
@@ -95,16 +93,17 @@ impl Benchmark for AnyBenchmark {
         self.before() + with!(self, benchmark => benchmark.kind(random))
     }
 
-    fn added(&self, kind: usize) -> RangeInclusive<i64> {
-        with!(self, benchmark => benchmark.added(kind - self.before()))
-    }
-
     async fn load<T: Txn>(&self, txn: &mut T, unit: u64) -> Result<i64, Stop> {
         with!(self, benchmark => benchmark.load(txn, unit).await)
     }
 
-    async fn run<T: Txn>(&self, txn: &mut T, random: &mut Random) -> Result<Outcome, Stop> {
-        with!(self, benchmark => benchmark.run(txn, random).await)
+    async fn run<T: Txn>(
+        &self,
+        txn: &mut T,
+        random: &mut Random,
+        added: &mut Added,
+    ) -> Result<Outcome, Stop> {
+        with!(self, benchmark => benchmark.run(txn, random, added).await)
     }
 
     async fn audit<T: Txn>(&self, txn: &mut T, unit: u64) -> Result<i64, Stop> {

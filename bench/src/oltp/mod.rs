@@ -4,21 +4,23 @@
 //! ```text
 //! Benchmark   its units and their rows, its kinds of transactions, and what each of them does
 //! Oltp        draws transactions, repeats one that met another, and counts what they have done
+//! Totals      what the rows of each unit must add up to
 //! ```
 //! A transaction that does not find its rows, or whose condition does not hold, has failed by itself: it writes
 //! nothing, and is not repeated. It is validated nevertheless, so its outcome is that of a serial order.
 //!
 //! Invariant: a transaction draws its arguments from a seed of its own, so each of its attempts has the same.
 //! Invariant: every row that is read is checked, and a transaction writes after all its reads were checked.
-//! Invariant: each benchmark has a total over all units, such as the sum of all balances. It is known how much each
-//! transaction adds to it. After the run, the total must be what all committed transactions have added.
+//! Invariant: each unit has a total, such as the balance of an account, which each transaction that writes one of its
+//! rows changes. A transaction knows what it adds. After a verified run, each total must be what all committed
+//! transactions have added to it, so no write was lost or done twice.
 
 pub mod any;
 pub mod objects;
 pub mod smallbank;
 pub mod tatp;
+mod totals;
 
-use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 
 use farside_remote::clock::Clock;
@@ -30,6 +32,8 @@ use farside_systems::txn::{Txn, TxnError};
 use crate::driver::{self, Kinds, Work};
 use crate::txn::{ATTEMPTS, Client, Transactional, Tries, TxnTrouble};
 use crate::workload::{self, Random, UniformLong};
+pub use totals::Added;
+use totals::Totals;
 
 /// A benchmark: its tables as keys and values, and its procedures.
 #[allow(async_fn_in_trait, reason = "a client belongs to one thread: no Send bound is wanted")]
@@ -54,22 +58,21 @@ pub trait Benchmark: Clone {
     /// Draws the kind of a transaction.
     fn kind(&self, random: &mut Random) -> usize;
 
-    /// Range of what a transaction of a kind may add to the total.
-    fn added(&self, kind: usize) -> RangeInclusive<i64>;
-
-    /// Writes the rows of a unit. Returns what they add to the total.
+    /// Writes the rows of a unit. Returns its total.
     ///
     /// # Errors
     /// [`Stop`]; nothing was changed.
     async fn load<T: Txn>(&self, txn: &mut T, unit: u64) -> Result<i64, Stop>;
 
-    /// Draws a transaction, beginning with its [kind](Benchmark::kind), and carries it out up to its commit.
+    /// Draws a transaction, beginning with its [kind](Benchmark::kind), and carries it out up to its commit. Appends
+    /// what it adds to the totals of units to `added`, which is empty.
     ///
     /// # Errors
     /// [`Stop`]; nothing was changed.
-    async fn run<T: Txn>(&self, txn: &mut T, random: &mut Random) -> Result<Outcome, Stop>;
+    async fn run<T: Txn>(&self, txn: &mut T, random: &mut Random, added: &mut Added)
+    -> Result<Outcome, Stop>;
 
-    /// Reads and checks all rows of a unit. Returns their part of the total.
+    /// Reads and checks all rows of a unit. Returns its total.
     ///
     /// # Errors
     /// [`Stop`]: a row cannot be read, or is wrong.
@@ -78,23 +81,11 @@ pub trait Benchmark: Clone {
 
 /// Outcome of a transaction, if it commits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// Whether it has found its rows, and its conditions hold.
-    pub has_succeeded: bool,
-    /// What it adds to the total.
-    pub added: i64,
-}
-
-impl Outcome {
-    /// A transaction that has done its work and leaves the total as it is.
-    pub const DONE: Outcome = Outcome::adding(0);
-    /// A transaction that has failed by itself.
-    pub const FAILED: Outcome = Outcome { has_succeeded: false, added: 0 };
-
-    /// A transaction that has done its work and adds this to the total.
-    pub const fn adding(added: i64) -> Outcome {
-        Outcome { has_succeeded: true, added }
-    }
+pub enum Outcome {
+    /// It has found its rows, and its conditions hold.
+    Done,
+    /// It has failed by itself, and has written nothing.
+    Failed,
 }
 
 /// Reason why a transaction does not end.
@@ -119,18 +110,10 @@ pub type Run<B> = driver::Run<Oltp<B>>;
 pub struct Oltp<B> {
     benchmark: B,
     seed: u64,
-    counts: Arc<Mutex<Counts>>,
-}
-
-/// What all tasks that have ended have done.
-#[derive(Clone, Debug)]
-struct Counts {
-    /// For each kind of transactions.
-    kinds: Vec<Kind>,
-    /// What committed transactions and the loader have added to the total.
-    added: i128,
-    /// The least and the most that transactions of unknown outcome may have added.
-    unknown: [i128; 2],
+    /// Numbers of each kind's transactions, of all tasks that have ended.
+    counts: Arc<Mutex<Vec<Kind>>>,
+    /// What each unit must add up to; only if the run is verified.
+    totals: Option<Totals>,
 }
 
 /// Numbers of a kind's transactions.
@@ -153,27 +136,6 @@ impl Kind {
     }
 }
 
-impl Counts {
-    fn of(kinds: usize) -> Counts {
-        Counts { kinds: vec![Kind::default(); kinds], added: 0, unknown: [0; 2] }
-    }
-
-    fn add(&mut self, other: &Counts) {
-        for (all, own) in self.kinds.iter_mut().zip(&other.kinds) {
-            all.tries.add(own.tries);
-            all.commits += own.commits;
-            all.succeeded += own.succeeded;
-            all.errors += own.errors;
-        }
-        self.added += other.added;
-        self.may_add(other.unknown);
-    }
-
-    fn may_add(&mut self, [least, most]: [i128; 2]) {
-        self.unknown = [self.unknown[0] + least, self.unknown[1] + most];
-    }
-}
-
 /// A transaction that is drawn and not performed yet.
 #[derive(Clone, Copy)]
 pub struct Drawn {
@@ -187,28 +149,37 @@ pub struct Source<B> {
     random: Random,
 }
 
-/// State of a task: its counts, and the source of its pauses.
+/// State of a task: its counts, the source of its pauses, and what its transaction adds.
 pub struct Task {
     draws: Draws,
-    own: Counts,
-    all: Arc<Mutex<Counts>>,
+    added: Added,
+    own: Vec<Kind>,
+    all: Arc<Mutex<Vec<Kind>>>,
 }
 
 impl Drop for Task {
     fn drop(&mut self) {
-        self.all.lock().expect("no thread panicked with the lock").add(&self.own);
+        let mut all = self.all.lock().expect("no thread panicked with the lock");
+        for (all, own) in all.iter_mut().zip(&self.own) {
+            all.tries.add(own.tries);
+            all.commits += own.commits;
+            all.succeeded += own.succeeded;
+            all.errors += own.errors;
+        }
     }
 }
 
 impl<B: Benchmark> Oltp<B> {
     /// Creates the run of a benchmark. `tasks` is the number of tasks of all threads together, and one operation in
-    /// `sampled` is timed. `seed` determines all random draws.
+    /// `sampled` is timed. `seed` determines all random draws. `verifies` states whether the run is audited at its end:
+    /// otherwise, [`Transactional::audit`] panics.
     ///
     /// # Errors
     /// The number of tasks is 0.
-    pub fn run(benchmark: B, tasks: u32, sampled: u64, seed: u64) -> Result<Run<B>, String> {
-        let counts = Arc::new(Mutex::new(Counts::of(B::KINDS.len())));
-        Run::new(Oltp { benchmark, seed, counts }, tasks, sampled, seed)
+    pub fn run(benchmark: B, tasks: u32, sampled: u64, seed: u64, verifies: bool) -> Result<Run<B>, String> {
+        let counts = Arc::new(Mutex::new(vec![Kind::default(); B::KINDS.len()]));
+        let totals = verifies.then(|| Totals::of(benchmark.units()));
+        Run::new(Oltp { benchmark, seed, counts, totals }, tasks, sampled, seed)
     }
 }
 
@@ -241,7 +212,8 @@ impl<B: Benchmark> Work for Oltp<B> {
 
     fn task(&self, number: u32) -> Task {
         let draws = Draws(self.seed ^ (u64::from(number) + 1) << 32);
-        Task { draws, own: Counts::of(B::KINDS.len()), all: Arc::clone(&self.counts) }
+        let own = vec![Kind::default(); B::KINDS.len()];
+        Task { draws, added: Added::new(), own, all: Arc::clone(&self.counts) }
     }
 
     fn records(&self) -> u64 {
@@ -258,8 +230,9 @@ impl<B: Benchmark> Transactional for Oltp<B> {
     ) -> Result<(), TxnTrouble> {
         let Client { txn, clock } = client;
         let load = async |txn: &mut T| judged(self.benchmark.load(txn, unit).await);
-        let (added, _) = retry::run(txn, clock, &mut task.draws, LIMIT, load).await?;
-        task.own.added += i128::from(added.map_err(TxnTrouble::Row)?);
+        let (total, _) = retry::run(txn, clock, &mut task.draws, LIMIT, load).await?;
+        let total = total.map_err(TxnTrouble::Row)?;
+        self.totals.iter().for_each(|totals| totals.add(&[(unit, total)]));
         Ok(())
     }
 
@@ -270,29 +243,33 @@ impl<B: Benchmark> Transactional for Oltp<B> {
         task: &mut Task,
     ) -> Result<(), TxnTrouble> {
         let Client { txn, clock } = client;
-        let Task { draws, own, .. } = task;
-        let (kind, mut attempts) = (usize::from(drawn.kind), 0);
+        let Task { draws, added, own, .. } = task;
+        let mut attempts = 0;
         let body = async |txn: &mut T| {
             attempts += 1;
-            judged(self.benchmark.run(txn, &mut workload::random(drawn.seed)).await)
+            added.clear();
+            let done = self.benchmark.run(txn, &mut workload::random(drawn.seed), added).await;
+            if done.is_err() {
+                added.clear(); // Nothing is committed.
+            }
+            judged(done)
         };
         let ended = retry::run(txn, clock, draws, LIMIT, body).await;
-        let counted = &mut own.kinds[kind];
+        let counted = &mut own[usize::from(drawn.kind)];
         counted.tries.count(attempts, &ended);
         counted.errors += u64::from(!matches!(ended, Ok((Ok(_), _))));
         match ended {
             Ok((Ok(outcome), _)) => {
                 counted.commits += 1;
-                counted.succeeded += u64::from(outcome.has_succeeded);
-                own.added += i128::from(outcome.added);
+                counted.succeeded += u64::from(outcome == Outcome::Done);
+                self.totals.iter().for_each(|totals| totals.add(added));
                 Ok(())
             }
             // A transaction that has read a wrong row has written nothing.
             Ok((Err(wrong), _)) => Err(TxnTrouble::Row(wrong)),
             Err(error) => {
                 if error.ran() != Ran::No {
-                    let added = self.benchmark.added(kind);
-                    own.may_add([*added.start(), *added.end()].map(i128::from));
+                    self.totals.iter().for_each(|totals| totals.may_add(added));
                 }
                 Err(error.into())
             }
@@ -305,29 +282,24 @@ impl<B: Benchmark> Transactional for Oltp<B> {
         first: u64,
         step: usize,
     ) -> Result<i128, TxnTrouble> {
-        let Client { txn, clock } = client;
-        let (mut total, mut draws) = (0, Draws(first));
+        let totals = self.totals.as_ref().expect("the run is verified");
+        let (Client { txn, clock }, mut draws) = (client, Draws(first));
         for unit in (first..self.benchmark.units()).step_by(step) {
             let read = async |txn: &mut T| judged(self.benchmark.audit(txn, unit).await);
-            let (found, _) = retry::run(txn, clock, &mut draws, LIMIT, read).await?;
-            total += i128::from(found.map_err(TxnTrouble::Row)?);
+            let (total, _) = retry::run(txn, clock, &mut draws, LIMIT, read).await?;
+            totals.check(unit, total.map_err(TxnTrouble::Row)?)?;
         }
-        Ok(total)
+        Ok(0)
     }
 
-    fn check_total(&self, total: i128) -> Result<(), TxnTrouble> {
-        let counts = self.counts.lock().expect("no thread panicked with the lock");
-        let [least, most] = counts.unknown.map(|unknown| counts.added + unknown);
-        match (least..=most).contains(&total) {
-            true => Ok(()),
-            false => Err(TxnTrouble::Total { total, least, most }),
-        }
+    fn check_total(&self, _total: i128) -> Result<(), TxnTrouble> {
+        Ok(()) // The audit has compared each unit.
     }
 
     fn abort_rate(&self) -> f64 {
         let counts = self.counts.lock().expect("no thread panicked with the lock");
         let mut all = Tries::default();
-        counts.kinds.iter().for_each(|kind| all.add(kind.tries));
+        counts.iter().for_each(|kind| all.add(kind.tries));
         all.abort_rate()
     }
 }
@@ -353,7 +325,7 @@ impl<B: Benchmark> Run<B> {
     /// Numbers of transactions so far of each kind that was tried, of tasks that have ended.
     pub fn kinds(&self) -> Vec<(&'static str, Kind)> {
         let counts = self.work().counts.lock().expect("no thread panicked with the lock");
-        let kinds = B::KINDS.iter().copied().zip(counts.kinds.iter().copied());
+        let kinds = B::KINDS.iter().copied().zip(counts.iter().copied());
         kinds.filter(|(_, kind)| kind.tries.attempts > 0).collect()
     }
 }

@@ -4,15 +4,13 @@
 //! key    | table u8 | 0, 3 bytes | account u32 |    big-endian
 //! value  | balance i64 |                            in cents, little-endian
 //! ```
-//! The total is the sum of all balances: deposits and checks change it, transfers do not.
+//! A unit is an account, and its total is the sum of its balances.
 //!
 //! Differs from the paper's code: balances are exact cents, where the code has floats.
 
-use std::ops::RangeInclusive;
-
 use farside_systems::txn::Txn;
 
-use super::{Benchmark, Outcome, Stop, below, of_mix, present, row};
+use super::{Added, Benchmark, Outcome, Stop, below, of_mix, present, row};
 use crate::driver::Kinds;
 use crate::workload::{Random, unit};
 
@@ -104,22 +102,18 @@ impl Benchmark for SmallBank {
         of_mix(&MIX, random)
     }
 
-    fn added(&self, kind: usize) -> RangeInclusive<i64> {
-        match kind {
-            AMALGAMATE | BALANCE | SEND_PAYMENT => 0..=0,
-            DEPOSIT_CHECKING => 0..=DEPOSIT,
-            TRANSACT_SAVINGS => 0..=SAVING,
-            _ => -CHECK - OVERDRAFT..=0,
-        }
-    }
-
     async fn load<T: Txn>(&self, txn: &mut T, account: u64) -> Result<i64, Stop> {
         put(txn, &savings(account), INITIAL)?;
         put(txn, &checking(account), INITIAL)?;
         Ok(2 * INITIAL)
     }
 
-    async fn run<T: Txn>(&self, txn: &mut T, random: &mut Random) -> Result<Outcome, Stop> {
+    async fn run<T: Txn>(
+        &self,
+        txn: &mut T,
+        random: &mut Random,
+        added: &mut Added,
+    ) -> Result<Outcome, Stop> {
         match self.kind(random) {
             AMALGAMATE => {
                 let [from, to] = self.accounts(random);
@@ -128,36 +122,36 @@ impl Benchmark for SmallBank {
                 put(txn, &keys[0], 0)?;
                 put(txn, &keys[1], 0)?;
                 put(txn, &keys[2], received + saved + checked)?;
-                Ok(Outcome::DONE)
+                added.extend([(from, -(saved + checked)), (to, saved + checked)]);
             }
             BALANCE => {
                 let [account] = self.accounts(random);
                 balances(txn, [savings(account), checking(account)]).await?;
-                Ok(Outcome::DONE)
             }
             DEPOSIT_CHECKING => {
                 let [account] = self.accounts(random);
                 let key = checking(account);
                 let [checked] = balances_to_write(txn, [key]).await?;
                 put(txn, &key, checked + DEPOSIT)?;
-                Ok(Outcome::adding(DEPOSIT))
+                added.push((account, DEPOSIT));
             }
             SEND_PAYMENT => {
-                let keys = self.accounts::<2>(random).map(checking);
+                let accounts = self.accounts::<2>(random);
+                let keys = accounts.map(checking);
                 let [from, to] = balances_to_write(txn, keys).await?;
                 if from < PAYMENT {
-                    return Ok(Outcome::FAILED);
+                    return Ok(Outcome::Failed);
                 }
                 put(txn, &keys[0], from - PAYMENT)?;
                 put(txn, &keys[1], to + PAYMENT)?;
-                Ok(Outcome::DONE)
+                added.extend(accounts.into_iter().zip([-PAYMENT, PAYMENT]));
             }
             TRANSACT_SAVINGS => {
                 let [account] = self.accounts(random);
                 let key = savings(account);
                 let [saved] = balances_to_write(txn, [key]).await?;
                 put(txn, &key, saved + SAVING)?;
-                Ok(Outcome::adding(SAVING))
+                added.push((account, SAVING));
             }
             _ => {
                 let [account] = self.accounts(random);
@@ -166,9 +160,10 @@ impl Benchmark for SmallBank {
                 let [saved, checked] = balances(txn, keys).await?;
                 let cost = if saved + checked < CHECK { CHECK + OVERDRAFT } else { CHECK };
                 put(txn, &keys[1], checked - cost)?;
-                Ok(Outcome::adding(-cost))
+                added.push((account, -cost));
             }
         }
+        Ok(Outcome::Done)
     }
 
     async fn audit<T: Txn>(&self, txn: &mut T, account: u64) -> Result<i64, Stop> {

@@ -3,13 +3,16 @@
 //! ```text
 //! key                  | table u8 | type u8 | start time u8 | 0 u8 | subscriber u32 |    big-endian
 //! key of a number      | table u8 | 14 decimal digits of 4 bits |
-//! subscriber           | number, 15 ASCII digits | hex, 5 bytes | bytes, 10 bytes | bits u16 | msc u32 | vlr u32 |
+//! subscriber           | number, 15 ASCII digits | hex, 5 bytes | bytes, 2 bytes | changes u64 | bits u16 | msc u32 |
+//!                      | vlr u32 |
 //! secondary subscriber | subscriber u32 | mark u8 | 0, 3 bytes |
 //! access info          | mark u8 | data, 9 bytes | 0, 6 bytes |
-//! special facility     | is active u8 | error control u8 | data a u8 | mark u8 | data b, 4 bytes |
+//! special facility     | is active u8 | error control u8 | data a u8 | mark u8 | changes u32 |
 //! call forwarding      | end time u8 | mark u8 | number, 14 bytes |
 //! ```
-//! The total is the number of call forwarding rows.
+//! A unit is a subscriber. Its total is the number of changes of its subscriber row and of its facilities, and 2^32 for
+//! each of its call forwardings. The changes are counted in bytes that no transaction of TATP writes, and are
+//! little-endian.
 //!
 //! As in the paper's code, the call forwarding table is loaded in its steady state: each row of a facility exists with
 //! probability 1/2, where TATP loads 0 to 3 rows. A transaction looks for one facility, where TATP scans all of a
@@ -17,11 +20,9 @@
 //!
 //! Differs from the paper's code: end times are 1 to 24 everywhere, as in TATP. Inserts of the code draw 0 to 23.
 
-use std::ops::RangeInclusive;
-
 use farside_systems::txn::Txn;
 
-use super::{Benchmark, Outcome, Stop, below, of_mix, present, row};
+use super::{Added, Benchmark, Outcome, Stop, below, of_mix, present, row};
 use crate::driver::Kinds;
 use crate::workload::{self, Random};
 
@@ -83,10 +84,10 @@ const GET_NEW_DESTINATION: usize = 2;
 const UPDATE_SUBSCRIBER_DATA: usize = 3;
 const UPDATE_LOCATION: usize = 4;
 const INSERT_CALL_FORWARDING: usize = 5;
-const DELETE_CALL_FORWARDING: usize = 6;
 
 const SUBSCRIBER_LEN: usize = 40;
-/// Place of the bits of a subscriber, and of its locations.
+/// Place of the number of changes of a subscriber, of its bits, and of its locations.
+const CHANGES: usize = 22;
 const BITS: usize = 30;
 const MSC: usize = 32;
 const VLR: usize = 36;
@@ -95,6 +96,9 @@ const MSC_LOCATION: u32 = 97;
 /// Places of a facility's fields.
 const DATA_A: usize = 2;
 const DATA_B: usize = 3;
+const FACILITY_CHANGES: usize = 4;
+/// What a call forwarding adds to the total of its subscriber.
+const FORWARDING: i64 = 1 << 32;
 /// Bytes by which the rows of a table are recognized.
 const SECONDARY_MARK: u8 = 98;
 const ACCESS_MARK: u8 = 99;
@@ -133,20 +137,13 @@ impl Benchmark for Tatp {
         of_mix(&MIX, random)
     }
 
-    fn added(&self, kind: usize) -> RangeInclusive<i64> {
-        match kind {
-            INSERT_CALL_FORWARDING => 0..=1,
-            DELETE_CALL_FORWARDING => -1..=0,
-            _ => 0..=0,
-        }
-    }
-
     async fn load<T: Txn>(&self, txn: &mut T, unit: u64) -> Result<i64, Stop> {
         let (subscriber, mut random) = (unit as u32, loader(unit));
         let rows = Rows::of(&mut random);
         let mut whole = [0; SUBSCRIBER_LEN];
         whole.iter_mut().for_each(|byte| *byte = below(256, &mut random) as u8);
         whole[..15].copy_from_slice(&digits(subscriber));
+        whole[CHANGES..BITS].fill(0);
         whole[MSC..VLR].copy_from_slice(&MSC_LOCATION.to_be_bytes());
         txn.put(&key(Table::Subscriber, subscriber, 0, 0), &whole)?;
         let mut secondary = [0; 8];
@@ -161,7 +158,7 @@ impl Benchmark for Tatp {
                 txn.put(&key(Table::AccessInfo, subscriber, access, 0), &info)?;
             }
         }
-        let mut forwardings = 0;
+        let mut total = 0;
         for kind in 1..=TYPES {
             if !rows.has_facility(kind) {
                 continue;
@@ -174,25 +171,30 @@ impl Benchmark for Tatp {
                 if below(2, &mut random) == 0 {
                     let end = end_time(&mut random);
                     put_forwarding(txn, &key(Table::CallForwarding, subscriber, kind, start), end)?;
-                    forwardings += 1;
+                    total += FORWARDING;
                 }
             }
         }
-        Ok(forwardings)
+        Ok(total)
     }
 
-    async fn run<T: Txn>(&self, txn: &mut T, random: &mut Random) -> Result<Outcome, Stop> {
+    async fn run<T: Txn>(
+        &self,
+        txn: &mut T,
+        random: &mut Random,
+        added: &mut Added,
+    ) -> Result<Outcome, Stop> {
         let kind = self.kind(random);
         let subscriber = self.subscriber(random);
         match kind {
             GET_SUBSCRIBER_DATA => {
                 read_subscriber(txn, subscriber).await?;
-                Ok(Outcome::DONE)
+                Ok(Outcome::Done)
             }
             GET_ACCESS_DATA => {
                 let key = key(Table::AccessInfo, subscriber, one_type(random), 0);
                 let found = marked::<16>(txn, &key, 0, ACCESS_MARK).await?;
-                Ok(if found.is_some() { Outcome::DONE } else { Outcome::FAILED })
+                Ok(if found.is_some() { Outcome::Done } else { Outcome::Failed })
             }
             GET_NEW_DESTINATION => {
                 let (facility, start, end) = (one_type(random), below(3, random) as usize, end_time(random));
@@ -201,7 +203,11 @@ impl Benchmark for Tatp {
             UPDATE_SUBSCRIBER_DATA => {
                 let facility = one_type(random);
                 let [bits, data] = [below(1 << 16, random), below(256, random)];
-                update_subscriber(txn, subscriber, facility, bits as u16, data as u8).await
+                let done = update_subscriber(txn, subscriber, facility, bits as u16, data as u8).await?;
+                if done == Outcome::Done {
+                    added.push((subscriber.into(), 2)); // Of both rows.
+                }
+                Ok(done)
             }
             UPDATE_LOCATION => {
                 let location = below(1 << 32, random) as u32;
@@ -210,22 +216,24 @@ impl Benchmark for Tatp {
                 txn.fetch_to_write(&[&key], &[]).await?;
                 let mut whole = read_subscriber(txn, subscriber).await?;
                 whole[VLR..].copy_from_slice(&location.to_be_bytes());
-                txn.put(&key, &whole)?;
-                Ok(Outcome::DONE)
+                put_subscriber(txn, subscriber, whole)?;
+                added.push((subscriber.into(), 1));
+                Ok(Outcome::Done)
             }
             INSERT_CALL_FORWARDING => {
                 let (kind, start, end) = (one_type(random), start_time(random), end_time(random));
                 let subscriber = find_by_number(txn, subscriber).await?;
                 if read_facility(txn, subscriber, kind).await?.is_none() {
-                    return Ok(Outcome::FAILED);
+                    return Ok(Outcome::Failed);
                 }
                 let key = key(Table::CallForwarding, subscriber, kind, start);
                 txn.fetch_to_write(&[&key], &[]).await?;
                 if read_forwarding(txn, &key).await?.is_some() {
-                    return Ok(Outcome::FAILED);
+                    return Ok(Outcome::Failed);
                 }
                 put_forwarding(txn, &key, end)?;
-                Ok(Outcome::adding(1))
+                added.push((subscriber.into(), FORWARDING));
+                Ok(Outcome::Done)
             }
             _ => {
                 let (kind, start) = (one_type(random), start_time(random));
@@ -233,10 +241,11 @@ impl Benchmark for Tatp {
                 let key = key(Table::CallForwarding, subscriber, kind, start);
                 txn.fetch_to_write(&[&key], &[]).await?;
                 if read_forwarding(txn, &key).await?.is_none() {
-                    return Ok(Outcome::FAILED);
+                    return Ok(Outcome::Failed);
                 }
                 txn.delete(&key)?;
-                Ok(Outcome::adding(-1))
+                added.push((subscriber.into(), -FORWARDING));
+                Ok(Outcome::Done)
             }
         }
     }
@@ -253,13 +262,15 @@ impl Benchmark for Tatp {
             keys.extend(STARTS.map(|start| key(Table::CallForwarding, subscriber, kind, start)));
         }
         fetch(txn, &keys).await?;
-        read_subscriber(txn, subscriber).await?;
+        let whole = read_subscriber(txn, subscriber).await?;
         find_by_number(txn, subscriber).await?;
-        let mut forwardings = 0;
+        let mut total = changes(&whole) as i64;
         for kind in 1..=TYPES {
             let access = key(Table::AccessInfo, subscriber, kind, 0);
             let has_access = marked::<16>(txn, &access, 0, ACCESS_MARK).await?.is_some();
-            let has_facility = read_facility(txn, subscriber, kind).await?.is_some();
+            let facility = read_facility(txn, subscriber, kind).await?;
+            let has_facility = facility.is_some();
+            total += facility.map_or(0, |facility| i64::from(facility_changes(&facility)));
             if (has_access, has_facility) != (rows.has_access(kind), rows.has_facility(kind)) {
                 return Err(Stop::Wrong(format!(
                     "subscriber {subscriber} has lost or gained an access info or a facility of type {kind}"
@@ -273,10 +284,10 @@ impl Benchmark for Tatp {
                         "subscriber {subscriber} has a call forwarding of facility {kind}, which does not exist"
                     )));
                 }
-                forwardings += i64::from(found.is_some());
+                total += if found.is_some() { FORWARDING } else { 0 };
             }
         }
-        Ok(forwardings)
+        Ok(total)
     }
 }
 
@@ -292,7 +303,7 @@ impl Tatp {
     ) -> Result<Outcome, Stop> {
         let facility = read_facility(txn, subscriber, kind).await?;
         if facility.is_none_or(|[is_active, ..]| is_active == 0) {
-            return Ok(Outcome::FAILED);
+            return Ok(Outcome::Failed);
         }
         let keys = STARTS.map(|start| key(Table::CallForwarding, subscriber, kind, start));
         let keys = &keys[..=start];
@@ -301,7 +312,7 @@ impl Tatp {
         for key in keys {
             is_found |= read_forwarding(txn, key).await?.is_some_and(|until| end < until);
         }
-        Ok(if is_found { Outcome::DONE } else { Outcome::FAILED })
+        Ok(if is_found { Outcome::Done } else { Outcome::Failed })
     }
 }
 
@@ -316,13 +327,15 @@ async fn update_subscriber(
     txn.fetch_to_write(&[&keys[0], &keys[1]], &[]).await?;
     let mut whole = read_subscriber(txn, subscriber).await?;
     let Some(mut facility) = read_facility(txn, subscriber, kind).await? else {
-        return Ok(Outcome::FAILED);
+        return Ok(Outcome::Failed);
     };
     whole[BITS..MSC].copy_from_slice(&bits.to_be_bytes());
     facility[DATA_A] = data;
-    txn.put(&keys[0], &whole)?;
+    let changes = facility_changes(&facility) + 1;
+    facility[FACILITY_CHANGES..].copy_from_slice(&changes.to_le_bytes());
+    put_subscriber(txn, subscriber, whole)?;
     txn.put(&keys[1], &facility)?;
-    Ok(Outcome::DONE)
+    Ok(Outcome::Done)
 }
 
 /// Tables, by the first byte of their keys.
@@ -420,6 +433,23 @@ async fn read_subscriber(txn: &mut impl Txn, subscriber: u32) -> Result<[u8; SUB
         true => Ok(whole),
         false => Err(Stop::Wrong(format!("subscriber {subscriber} has the row {whole:02x?}"))),
     }
+}
+
+/// Writes a changed row of a subscriber, and counts the change.
+fn put_subscriber(txn: &mut impl Txn, subscriber: u32, mut whole: [u8; SUBSCRIBER_LEN]) -> Result<(), Stop> {
+    let changes = changes(&whole) + 1;
+    whole[CHANGES..BITS].copy_from_slice(&changes.to_le_bytes());
+    Ok(txn.put(&key(Table::Subscriber, subscriber, 0, 0), &whole)?)
+}
+
+/// Number of changes of a subscriber row.
+fn changes(whole: &[u8; SUBSCRIBER_LEN]) -> u64 {
+    u64::from_le_bytes(whole[CHANGES..BITS].try_into().expect("eight bytes"))
+}
+
+/// Number of changes of a facility row.
+fn facility_changes(facility: &[u8; 8]) -> u32 {
+    u32::from_le_bytes(facility[FACILITY_CHANGES..].try_into().expect("four bytes"))
 }
 
 /// Finds the subscriber that has a number: the one from which the number was made.

@@ -154,7 +154,7 @@ impl<B: Benchmark + 'static> Bed<B> {
             Ok::<_, String>(peers)
         });
         let peers = opened.unwrap_or_else(|| Err("the nodes did not respond within 1 s".to_owned()))?;
-        let run = Rc::new(Oltp::run(benchmark, load.tasks_of_all() as u32, 1, seed)?);
+        let run = Rc::new(Oltp::run(benchmark, load.tasks_of_all() as u32, 1, seed, true)?);
         Ok(Bed { world, peers, load, run })
     }
 
@@ -217,7 +217,7 @@ impl<B: Benchmark + 'static> Bed<B> {
     /// Reads and checks all rows, after a measurement. Calls take no time.
     ///
     /// # Errors
-    /// A row is wrong, or the total of all rows is not what the transactions have added.
+    /// A row is wrong, or the rows of a unit are not what the transactions have made of them.
     pub fn audit(&self) -> Result<(), String> {
         let (world, fabric, members) = (self.world.clone(), self.peers.task(0, 0), self.members()?);
         let (run, entropy) = (Rc::clone(&self.run), self.world.random().bits());

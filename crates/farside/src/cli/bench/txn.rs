@@ -62,8 +62,8 @@ pub(super) struct Txn {
     collision_free: bool,
     #[command(flatten)]
     measure: Measure,
-    /// Read all records at the end, and check that no update was lost: the counters of ycsb-t and objects, the balances
-    /// of smallbank and the call forwardings of tatp must be what the committed transactions have made of them
+    /// Read all records at the end, and check that no update was lost: the counters of ycsb-t must add up, and each
+    /// object, account of smallbank and subscriber of tatp must be what the committed transactions have made of it
     #[arg(long)]
     verify: bool,
     /// Run this many processes, each with a memory node and the clients: each holds a part of the records, and reaches
@@ -304,9 +304,10 @@ impl Txn {
     /// What the check after the run has found.
     fn verified(&self) -> &'static str {
         match self.workload {
-            WorkloadArg::YcsbT | WorkloadArg::Objects => "the counters of all records add up",
-            WorkloadArg::Tatp => "all rows are whole, and each call forwarding has its facility",
-            WorkloadArg::Smallbank => "the balances of all accounts add up",
+            WorkloadArg::YcsbT => "the counters of all records add up",
+            WorkloadArg::Tatp => "each subscriber has its changes and its call forwardings",
+            WorkloadArg::Smallbank => "each account has its balance",
+            WorkloadArg::Objects => "each object has counted its updates",
         }
     }
 

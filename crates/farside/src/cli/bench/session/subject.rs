@@ -458,7 +458,7 @@ impl Audited for Oltp<AnyBenchmark> {
     fn planned(config: &SessionConfig) -> Result<Run<Self>, Failure> {
         let benchmark = config.benchmark.clone().expect("a run of a benchmark has one");
         let tasks = config.threads * config.tasks;
-        Oltp::run(benchmark, tasks, config.sampled, SEED).map_err(Failure::Error)
+        Oltp::run(benchmark, tasks, config.sampled, SEED, config.verify).map_err(Failure::Error)
     }
 }
 
