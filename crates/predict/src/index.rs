@@ -250,7 +250,9 @@ impl Load {
             SizingError::Value(most) => {
                 format!("no values of {} bytes: give at most {most}", self.value_len)
             }
-            SizingError::Items => format!("no store of {} records: give fewer", self.records),
+            SizingError::Items | SizingError::Writes(_) => {
+                format!("no store of {} records: give fewer", self.records)
+            }
         })?;
         Ok((footprint.table_bytes + (16 << 20)) >> 20 << 20)
     }

@@ -292,7 +292,7 @@ impl Load {
                         SizingError::Value(most) if system.family == Family::Txn => {
                             format!("no values of {} bytes: give at most {most}", self.value_len)
                         }
-                        SizingError::Items if system.family == Family::Txn => format!(
+                        SizingError::Items | SizingError::Writes(_) if system.family == Family::Txn => format!(
                             "no transactions that write {} values of {} bytes: give fewer keys, or shorter values",
                             self.keys, self.value_len
                         ),
@@ -303,7 +303,7 @@ impl Load {
                             "no blocks of {} bytes: give a multiple of {BLOCK_MIN} up to {BLOCK_MAX}",
                             self.value_len
                         ),
-                        SizingError::Items => {
+                        SizingError::Items | SizingError::Writes(_) => {
                             format!(
                                 "no store of {} {}: give shorter ones",
                                 self.records(),

@@ -171,6 +171,21 @@ pub enum SizingError {
     Items,
     /// The value is too long for a key of the given length. The longest possible value has this number of bytes.
     Value(usize),
+    /// A transaction of the given size is too long. The longest possible one writes this number of bytes at one member.
+    Writes(u32),
+}
+
+impl SizingError {
+    /// Checks the number of bytes that a transaction writes at one member.
+    ///
+    /// # Errors
+    /// [`SizingError::Writes`] if it is more than `max`.
+    pub(crate) fn check_writes(sizing: &Sizing, max: u32) -> Result<(), SizingError> {
+        match sizing.transacting.writes_max {
+            Some(writes) if writes > max => Err(SizingError::Writes(max)),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// CPU work of a system's clients and service, for cost models. Fabrics do not count this work.

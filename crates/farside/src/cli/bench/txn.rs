@@ -364,12 +364,12 @@ impl Txn {
         });
         // Each task of a thread has a transaction in progress.
         let lanes = u16::try_from(self.measure.tasks).unwrap_or(u16::MAX).max(16);
-        let writes_max = benchmark.as_ref().and_then(writes_max);
-        let transacting = Transacting { lanes: Some(lanes), prepare, writes_max, ..Transacting::NONE };
-        let value_size = match &benchmark {
-            Some(benchmark) => benchmark.value_len(),
-            None => self.value_size.unwrap_or(512) as usize,
+        let (rows, value_size) = match &benchmark {
+            Some(benchmark) => (benchmark.writes_max(), benchmark.value_len()),
+            None => (keys, self.value_size.unwrap_or(512) as usize),
         };
+        let writes_max = writes_max(rows, value_size);
+        let transacting = Transacting { lanes: Some(lanes), prepare, writes_max, ..Transacting::NONE };
         Ok(SessionConfig {
             fabric: self.fabric,
             existing: self.existing.clone(),
@@ -384,14 +384,19 @@ impl Txn {
     }
 }
 
-/// Number of bytes that a transaction of a benchmark writes at most; `None` if any store allows that many rows.
-fn writes_max(benchmark: &AnyBenchmark) -> Option<u32> {
-    /// Number of rows that a transaction can write in any store.
+/// Number of bytes that a transaction with this number of rows may write; `None` if every store allows it.
+fn writes_max(rows: u64, value_len: usize) -> Option<u32> {
+    /// Number of rows, and of bytes, that a transaction can write in any store.
     const ROWS: u64 = 4;
+    const BYTES: u64 = 48 << 10;
     /// Bytes of a row beside its value: the key, and headers of the store.
     const BESIDE: u64 = 128;
-    let (rows, value_len) = (benchmark.writes_max(), benchmark.value_len() as u64);
-    (rows > ROWS).then(|| u32::try_from(rows * (value_len + BESIDE)).unwrap_or(u32::MAX))
+    /// Every store has room for a write with the longest key.
+    const LEAST: u64 = 2 << 10;
+    let bytes = (rows * (value_len as u64 + BESIDE)).max(LEAST);
+    // One row of any length is possible.
+    let is_large = rows > ROWS || (rows > 1 && bytes > BYTES);
+    is_large.then(|| u32::try_from(bytes).unwrap_or(u32::MAX))
 }
 
 /// Returns the report of each kind of transaction.

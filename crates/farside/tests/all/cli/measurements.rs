@@ -779,6 +779,8 @@ fn the_object_store_has_up_to_32_keys_of_100_bytes_on_all_systems() {
     for system in TRANSACTIONAL {
         let report = bench_txn(system, "objects", &["--keys", "4", "--write-share", "0.25"]);
         has_shares(&report, &[("read", 0.316), ("update", 0.684)]);
+        // The writes are shorter than one with the longest key.
+        bench_txn(system, "objects", &["--keys", "5", "--value-size", "8", "--operations", "600"]);
         let large = ["--keys", "32", "--write-share", "1", "--operations", "600", "--zipf", "0.5"];
         let common =
             ["bench", "txn", "--system", system, "--workload", "objects", "--fabric", "local", "--verify"];
@@ -840,6 +842,15 @@ fn bench_txn_refuses_what_a_workload_lacks() {
     txn("objects", &["--value-size", "33KiB"]).refused("values of '33KiB' bytes are not possible");
     txn("objects", &["--records", "3", "--keys", "4"])
         .refused("a transaction of 4 keys needs as many objects");
+    for system in TRANSACTIONAL {
+        for (workload, keys) in [("objects", "4"), ("objects", "32"), ("ycsb-t", "4")] {
+            let bytes = keys.parse::<u64>().expect("a number") * ((16 << 10) + 128);
+            txn(workload, &["--system", system, "--keys", keys, "--value-size", "16KiB", "--records", "100"])
+                .refused(&format!("bytes, and one of this run may write {bytes}: give fewer --keys"));
+        }
+    }
+    txn("objects", &["--system", "fasst", "--value-size", "32KiB"])
+        .refused("at most 16384 bytes: give a smaller --value-size, or --system prism-tx");
     txn("smallbank", &["--records", "1"])
         .refused("smallbank moves money between 2 accounts, and there are 1");
     txn("tpc-c", &[]).refused("tatp");

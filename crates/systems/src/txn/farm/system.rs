@@ -1,6 +1,6 @@
 //! FaRM's entry in the registry.
 
-use super::layout::VALUE_MAX;
+use super::layout::{VALUE_MAX, WRITES_MAX};
 use super::service::{FarmKind, NewStore};
 use super::session::Session;
 use super::site::Site;
@@ -51,6 +51,7 @@ impl System for FarmKind {
         if sizing.value_len > VALUE_MAX as usize {
             return Err(SizingError::Value(VALUE_MAX as usize));
         }
+        SizingError::check_writes(sizing, WRITES_MAX)?;
         let spec = request_for(sizing).spec(0, 0).map_err(|_| SizingError::Items)?;
         let table_bytes = spec.table_len().ok_or(SizingError::Items)?;
         Ok(Footprint { slots: spec.slots, table_bytes, item_bytes: 0 })

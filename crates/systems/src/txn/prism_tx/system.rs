@@ -1,6 +1,6 @@
 //! PRISM-TX's entry in the registry.
 
-use super::layout::{HEADER_SIZE, VALUE_MAX};
+use super::layout::{HEADER_SIZE, VALUE_MAX, WRITES_MAX};
 use super::service::{PrismTxKind, Request};
 use super::session::Session;
 use super::site::Site;
@@ -48,6 +48,7 @@ impl System for PrismTxKind {
         if sizing.value_len > VALUE_MAX as usize {
             return Err(SizingError::Value(VALUE_MAX as usize));
         }
+        SizingError::check_writes(sizing, WRITES_MAX)?;
         let spec = request_for(sizing).spec(0, 0).map_err(|_| SizingError::Items)?;
         let item_bytes = buffer_bytes(HEADER_SIZE + sizing.key_len + sizing.value_len);
         let table_bytes = spec.table_len().ok_or(SizingError::Items)?;

@@ -16,7 +16,7 @@ use farside_systems::latch::Latching;
 use farside_systems::registry::default_kv;
 use farside_systems::rpc::echo::Asking;
 use farside_systems::system::{Family, Footprint, Sizing, SizingError};
-use farside_systems::txn::Transacting;
+use farside_systems::txn::{Transacting, prism_tx};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -271,7 +271,13 @@ pub(super) fn quota(config: &SessionConfig) -> Result<u64, Failure> {
         SizingError::Value(max) => Failure::Error(format!(
             "a value of {} has at most {max} bytes: give a smaller --value-size, or --system {}",
             config.system.title,
-            default_kv().kind
+            if config.system.family == Family::Txn { prism_tx::KIND } else { default_kv().kind }
+        )),
+        SizingError::Writes(max) => Failure::Error(format!(
+            "a transaction of {} writes at most {max} bytes, and one of this run may write {}: give fewer --keys or a \
+             smaller --value-size",
+            config.system.title,
+            config.transacting.writes_max.unwrap_or_default()
         )),
     })?;
     let items = u128::from(records) * u128::from(item_bytes);
