@@ -17,14 +17,18 @@ pub fn parse(text: &str) -> Result<Vec<(String, u64)>, String> {
     lines.map(|line| kill(line).ok_or(format!("invalid line '{line}': write `MUTANT SEED`"))).collect()
 }
 
-/// Replays a system's kills on this thread, each with its mutant and with the correct code. Returns for each mutant's
-/// name the reason why the mutant was killed, or, as the error, the reason why the mutant's entry in `kills` is wrong.
+/// Replays a system's kills on this thread, each with its mutant, and each seed with the correct code. Returns for each
+/// mutant's name the reason why the mutant was killed, or, as the error, the reason why the mutant's entry in `kills`
+/// is wrong.
 #[cfg(farside_mutants)]
 pub fn replay(system: crate::System, kills: &[(String, u64)]) -> Vec<(String, Result<String, String>)> {
     use crate::judge::Verdict;
     use farside_remote::mutant::Mutant;
+    use std::collections::BTreeMap;
     let mutants = system.mutants();
     let strangers = kills.iter().filter(|(name, _)| mutants.iter().all(|mutant| mutant.name() != name));
+    // Mutants share seeds.
+    let mut right = BTreeMap::new();
     let mut replayed: Vec<_> = strangers
         .map(|(name, _)| (name.clone(), Err(format!("unknown mutant of {}: remove its line", system.name()))))
         .collect();
@@ -36,7 +40,7 @@ pub fn replay(system: crate::System, kills: &[(String, u64)]) -> Vec<(String, Re
                 Mutant::switch(Some(mutant));
                 let broken = crate::judge::judge(&setup, *seed, true);
                 Mutant::switch(None);
-                let right = crate::judge::judge(&setup, *seed, true);
+                let right = right.entry(*seed).or_insert_with(|| crate::judge::judge(&setup, *seed, true));
                 // An undecided history does not kill a mutant.
                 match (broken.verdict == Verdict::Violated, right.is_bad()) {
                     (true, false) => Ok(format!("seed {seed}: {}", broken.reasons[0])),
