@@ -592,7 +592,8 @@ fn a_lock_is_recovered_although_the_first_recovery_was_refused() {
 fn the_tasks_of_a_client_lock_a_node_in_turn() {
     const TASKS: u64 = 16;
     const KEYS: u64 = 500;
-    let home = home(&Spec { lanes: TASKS as u16, ..spec(Keys::Numbers) }, 8);
+    // When the client closes, its task waits for parts of the lease until others can reach no replaced node any more.
+    let home = home(&Spec { lanes: TASKS as u16, lease_us: 8_000_000, ..spec(Keys::Numbers) }, 8);
     let Client { endpoint, index, keeper, .. } = Client::open(&home, 1 << 20);
     let failures = Rc::new(Cell::new(0));
     let mut core = Core::new(endpoint.inner().inner());
