@@ -40,7 +40,8 @@ pub struct FasstKind;
 
 /// Number of client ids, unless the store's creator gives another.
 const IDS: u16 = 64;
-/// Number of transactions of a client that commit, or have locks, at the same time, unless the store's creator gives another.
+/// Number of transactions of a client that commit, or have locks, at the same time, unless the store's creator gives
+/// another.
 const LANES: u16 = 16;
 /// Length of the longest value in bytes, unless the store's creator gives another.
 const VALUE_LEN: u32 = 1024;
