@@ -55,9 +55,10 @@ const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("farm", Carrier::Connections, 27),
     ("farm", Carrier::Verbs, 77),
     ("farm", Carrier::Verbs, 114),
+    ("fasst", Carrier::Datagrams, 41),
+    ("fasst", Carrier::Connections, 13),
     ("fasst", Carrier::Connections, 22),
-    ("fasst", Carrier::Connections, 23),
-    ("fasst", Carrier::Connections, 141),
+    ("fasst", Carrier::Connections, 43),
 ];
 
 /// Changes that happen only in stores with other parameters than those of trials: the tests of `farside-systems` try

@@ -58,4 +58,5 @@ pub(super) const RARE: &[farside_remote::mutant::Mutant] = &[
     FILLED_EARLY,
     EPOCHS_KEPT,
     LEASE_UNCONFIRMED,
+    VAIN_LOCK_LEFT,
 ];
