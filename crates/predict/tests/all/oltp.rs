@@ -57,7 +57,7 @@ fn backups_cost_packets_and_lower_the_rate() {
 #[test]
 fn smallbank_and_tatp_have_their_kinds_and_rates_of_success() {
     let load = Load { threads: 2, tasks: 8, ..Load::paper(CX3, 3) };
-    let bank = measured(load, SmallBank::new(3_000).expect("it is possible"));
+    let bank = measured(load, SmallBank::new(12_000).expect("it is possible"));
     assert_eq!(bank.kinds.len(), 6, "{:?}", bank.kinds);
     assert!(bank.abort_rate < 0.3 && bank.ops_per_s > 1e4, "{bank:?}");
     let tatp = measured(load, Tatp::new(3_000).expect("it is possible"));
