@@ -765,7 +765,10 @@ impl Transactions {
         let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
         let legal = self.lengths.clone();
         let body = async |txn: &mut AnyTxn<Rc<PoolClient>>| {
-            txn.fetch(&keys).await?;
+            match value {
+                Some(_) => txn.fetch_to_write(&keys, &[]).await?,
+                None => txn.fetch(&keys).await?,
+            }
             for key in &keys {
                 let len = txn.get(key).await?.map(<[u8]>::len);
                 assert!(
