@@ -407,6 +407,9 @@ const TRANSACTIONS: Load = Load { system: "prism-tx", reads: 0.0, records: Some(
 /// A model of YCSB-T on FaRM, whose READs the NIC runs.
 const FARM: Load = Load { system: "farm", platform: Platform::Rdma, ..TRANSACTIONS };
 
+/// A model of YCSB-T on FaSST, on one node.
+const FASST: Load = Load { system: "fasst", ..FARM };
+
 #[test]
 fn a_transaction_takes_the_round_trips_of_its_phases() {
     let paper = Variant::TWO_ROUNDS;
@@ -419,6 +422,9 @@ fn a_transaction_takes_the_round_trips_of_its_phases() {
         ("index, object, locks, installs", FARM, 4.0),
         ("index, object", Load { reads: 1.0, ..FARM }, 2.0),
         ("indices, objects, their checks", Load { reads: 1.0, keys: 2, ..FARM }, 3.0),
+        ("lock+get, log, install", FASST, 3.0),
+        ("get", Load { reads: 1.0, ..FASST }, 1.0),
+        ("gets, their checks", Load { reads: 1.0, keys: 2, ..FASST }, 2.0),
     ] {
         let alone = Bed::new(load, 1).and_then(|bed| bed.measure(1, 500)).expect("nothing fails");
         println!("{name}: {alone:?}");

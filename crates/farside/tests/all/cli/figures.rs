@@ -208,7 +208,8 @@ fn whatif_takes_calls() {
 
 /// A transaction that reads a key of FaSST is one call, and one that updates it takes three: lock+get, log, commit.
 #[test]
-fn whatif_takes_fassts_transactions() {
+#[ignore = "takes minutes of simulated load: cargo xtask soak"]
+fn soak_whatif_takes_fassts_transactions() {
     let trips = |reads: &str| {
         let asked =
             ["whatif", "--system", "fasst", "--keys", "1", "--workload", reads, "--operations", "1000"];
