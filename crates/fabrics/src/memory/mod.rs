@@ -297,6 +297,17 @@ impl Mapping {
         self.keeps_pages.store(true, Ordering::Release);
     }
 
+    /// Fills the pages of `len` bytes from `at`, which a device would otherwise do when it is given them.
+    ///
+    /// # Errors
+    /// The system has no memory for them, or does not fill pages on request.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn fill_pages(&self, at: u64, len: u64) -> rustix::io::Result<()> {
+        let start = self.place(at, len);
+        // SAFETY: the bytes are in the mapping; the advice changes none of them.
+        unsafe { rustix::mm::madvise(start.cast(), len as usize, Advice::LinuxPopulateWrite) }
+    }
+
     /// Returns the address of the `len` mapped bytes at offset `at`, for a device.
     #[cfg(feature = "verbs")]
     pub(crate) fn place(&self, at: u64, len: u64) -> *mut u8 {

@@ -192,18 +192,21 @@ impl Endpoint {
                 let connected = self.lists.borrow_mut().connect(self.line(), (pair, &own), &theirs);
                 connected.map_err(FabricError::Refused)
             }
-            Response::Registered(_) => Err(FabricError::Refused(UNEXPECTED.to_owned())),
+            _ => Err(FabricError::Refused(UNEXPECTED.to_owned())),
         }
     }
 
     async fn register(&self, node: NodeId, key: Key) -> Result<(), FabricError> {
         let request = Request::Register { region: key.region(), secret: key.secret() };
-        match self.request(node, &request).await? {
-            Response::Registered(extents) => {
-                self.lists.borrow_mut().note_region(key, extents);
-                Ok(())
+        loop {
+            match self.request(node, &request).await? {
+                Response::Pending => {}
+                Response::Registered(extents) => {
+                    self.lists.borrow_mut().note_region(key, extents);
+                    return Ok(());
+                }
+                Response::Connected(_) => return Err(FabricError::Refused(UNEXPECTED.to_owned())),
             }
-            Response::Connected(_) => Err(FabricError::Refused(UNEXPECTED.to_owned())),
         }
     }
 

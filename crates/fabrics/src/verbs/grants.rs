@@ -15,7 +15,7 @@
 //! Invariant: unless the NIC executes all atomics of the node, no registration permits atomics.
 
 use super::error::VerbsError;
-use super::request::{Extent, Pair as Asked};
+use super::request::{Extent, Pair as Asked, Response};
 use super::resources::{Channel, Completions, Domain, NewPair, Pair, Registered, Way};
 use super::setup::{Abilities, Here, first_packet};
 use super::sys::is;
@@ -28,6 +28,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of pieces of a region's memory that are registered. The others are reached through the engine.
 pub const EXTENTS_MAX: usize = 512;
+/// Number of bytes whose pages are filled at a time.
+const PREPARED_AT_ONCE: u64 = 16 << 20;
 
 /// What permits the NIC to access the node's memory for the clients of one engine.
 pub struct Grants {
@@ -54,6 +56,8 @@ struct Region {
     key: Key,
     rights: Rights,
     registered: Vec<(Extent, Registered)>,
+    /// Address up to which the pages of the memory were filled.
+    prepared: u64,
     memory: Arc<Mapping>,
 }
 
@@ -111,7 +115,8 @@ impl Grants {
     /// piece has an address and a length. `key` is the region's own key. Pieces that are registered already stay so.
     /// The memory must keep its pages ([`Mapping::keep_pages`]).
     ///
-    /// Returns the pieces; none if the key is not valid.
+    /// Returns the pieces; none if the key is not valid. A call takes milliseconds: large memory is prepared by
+    /// several.
     ///
     /// # Errors
     /// The memory cannot be registered: the reason.
@@ -121,12 +126,12 @@ impl Grants {
         memory: &Arc<Mapping>,
         (key, rights): (Key, Rights),
         runs: &[(u64, u64)],
-    ) -> Result<Vec<Extent>, String> {
+    ) -> Result<Response, String> {
         let mut state = self.state();
         // Under the lock: a revocation after this check waits in `Grants::retain`, and drops what is registered here.
         let Ok(admitted) = memory.admits(key);
         if admitted == Rights::NONE {
-            return Ok(Vec::new());
+            return Ok(Response::Registered(Vec::new()));
         }
         let State { regions, domains, .. } = &mut *state;
         let domain = domains.get(token).ok_or("no queue pair is connected")?;
@@ -135,17 +140,23 @@ impl Grants {
                 Some(place) => place,
                 None => {
                     let (token, memory, registered) = (token.to_owned(), Arc::clone(memory), Vec::new());
-                    regions.push(Region { token, key, rights, registered, memory });
+                    regions.push(Region { token, key, rights, registered, prepared: 0, memory });
                     regions.len() - 1
                 }
             };
         self.has_regions.store(true, Ordering::Release);
-        let Region { registered, .. } = &mut regions[place];
-        for (at, len) in missing(runs, registered.iter().map(|(extent, _)| (extent.at, extent.len))) {
-            if registered.len() == EXTENTS_MAX {
-                break;
+        let Region { registered, prepared, .. } = &mut regions[place];
+        let missing = missing(runs, registered.iter().map(|(extent, _)| (extent.at, extent.len)));
+        for (at, len) in missing.into_iter().take(EXTENTS_MAX - registered.len()) {
+            let from = at.max(*prepared);
+            if from < at + len {
+                let part = (at + len - from).min(PREPARED_AT_ONCE);
+                // Filling pages takes much longer than pinning filled ones. If it fails, pinning fills them.
+                let _filled_later = memory.fill_pages(from, part);
+                *prepared = from + part;
+                return Ok(Response::Pending);
             }
-            let access = self.access(rights);
+            let access = access(rights, self.abilities.nic_atomics);
             // SAFETY: the bytes are in the mapping, which `Region` holds longer than the registration. They are shared
             // with other processes, so this process accesses them atomically only. The device writes there only for
             // clients with the region's key, until the registration is dropped.
@@ -155,7 +166,7 @@ impl Grants {
         }
         let mut extents: Vec<Extent> = registered.iter().map(|(extent, _)| *extent).collect();
         extents.sort_by_key(|extent| extent.at);
-        Ok(extents)
+        Ok(Response::Registered(extents))
     }
 
     /// Ends the access of a session. Once this returns, no request of the session is executed.

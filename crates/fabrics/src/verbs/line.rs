@@ -190,8 +190,13 @@ impl VerbsLine {
 /// Sends the client's description and receives the node's.
 fn exchange(mut stream: &TcpStream, own: &Description) -> Result<Description, VerbsError> {
     let silent = |error: std::io::Error| match error.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => VerbsError::Foreign("it does not answer".into()),
-        ErrorKind::UnexpectedEof => VerbsError::Foreign("it has hung up".into()),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            VerbsError::Dial(std::io::Error::new(ErrorKind::TimedOut, "no answer to the set-up of RDMA"))
+        }
+        ErrorKind::UnexpectedEof => VerbsError::Dial(std::io::Error::new(
+            error.kind(),
+            "the node has hung up during the set-up of RDMA",
+        )),
         _ => VerbsError::Dial(error),
     };
     let foreign = VerbsError::Foreign;

@@ -28,6 +28,9 @@ pub enum Response {
     Connected(Pair),
     /// The region's memory, in the order of its addresses.
     Registered(Vec<Extent>),
+    /// A part of the memory was prepared, since all at once would delay the engine's other clients. The client repeats
+    /// its request.
+    Pending,
 }
 
 /// One end of a connection for one-sided requests.

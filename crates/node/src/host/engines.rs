@@ -791,9 +791,9 @@ impl Handler {
                 }
                 let runs = super::runs_of(&self.shared.memory, key.region());
                 let registered = nic.register(&client.token.name, &self.shared.memory, (key, rights), &runs);
-                Response::Registered(registered.inspect_err(|reason| {
+                registered.inspect_err(|reason| {
                     tracing::warn!("a store's memory is not registered with the NIC: {reason}");
-                })?)
+                })?
             }
         };
         Ok(serde_json::to_vec(&response).expect("plain data"))
