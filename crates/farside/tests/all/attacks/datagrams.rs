@@ -2,11 +2,11 @@
 //! that contradict each other.
 
 use crate::attacks::bytes::*;
-use crate::attacks::on_each_carrier;
 use crate::attacks::peer::{PATIENCE, Raw, SILENCE, Session, Store, random};
 use crate::attacks::target::{Target, Witness};
+use crate::attacks::{on_each_carrier, on_each_carrier_and_device};
 
-on_each_carrier![
+on_each_carrier_and_device![
     truncated_datagrams_run_nothing,
     datagrams_with_a_damaged_byte_do_no_harm,
     wrong_directions_and_versions_are_refused,
