@@ -25,6 +25,7 @@ use farside_remote::{Fabric, Key, Memory, NodeId};
 use ledger::{KEYS, Ledger, words};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -911,15 +912,16 @@ fn start_process(folder: &Path) -> Killed {
     killed
 }
 
-/// Puts rising values of one key until the node is killed. Returns the last acknowledged value and the last value that
-/// was asked for.
-fn put_until_killed(socket: &Path, of: u64, from: u64) -> (u64, u64) {
+/// Puts rising values of one key until the node is killed. Says when it begins. Returns the last acknowledged value and
+/// the last value that was asked for.
+fn put_until_killed(socket: &Path, of: u64, from: u64, begins: &mpsc::Sender<()>) -> (u64, u64) {
     let client = shm::connect(socket, NODE).expect("it serves");
     let (mut request, mut answer) = (Vec::new(), Vec::new());
     let ask = serde_json::to_vec(&Ask::OpenStore { name: "s".into() }).expect("plain data");
     block_on(&client, client.call(NODE, ServiceId::NODE, &ask, &mut answer)).expect("the store is there");
     let Ok(Answer::Store(store)) = serde_json::from_slice(&answer) else { panic!("no store") };
     let key = store.extent().key;
+    begins.send(()).expect("the test waits");
     let mut value = from;
     loop {
         let service = address(key, &mut request);
@@ -941,9 +943,14 @@ fn nothing_acknowledged_is_lost_when_the_process_is_killed() {
         let socket = folder.path().join("socket");
         std::thread::scope(|scope| {
             let socket = &socket;
+            let (begins, begun) = mpsc::channel();
             let clients: Vec<_> = (0..CLIENTS)
-                .map(|of| scope.spawn(move || put_until_killed(socket, of, last_of(&last, of))))
+                .map(|of| {
+                    let begins = begins.clone();
+                    scope.spawn(move || put_until_killed(socket, of, last_of(&last, of), &begins))
+                })
                 .collect();
+            (0..CLIENTS).for_each(|_| begun.recv_timeout(DEADLINE).expect("all clients begin"));
             // The kill strikes at another moment of the log in each round.
             std::thread::park_timeout(Duration::from_millis(20 + u64::from(round) * 7));
             drop(process);
