@@ -23,9 +23,9 @@
 //! the last one of a `lock+get` are those of other requests of the same batch, which come first. So each new key gets a
 //! place of its own.
 //!
-//! `raise` with the epoch [`PROMOTION`] forgets all epochs of the client.
+//! `raise` with the epoch `PROMOTION` forgets all epochs of the client.
 //!
-//! The statuses of all responses are those of [`Status`]. A response that says who has a lock has the transaction.
+//! The statuses of all responses are those of `Status`. A response that says who has a lock has the transaction.
 
 use super::layout::{Place, TxnId, Word};
 use zerocopy::little_endian::U64;
