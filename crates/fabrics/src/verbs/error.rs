@@ -74,7 +74,7 @@ impl std::fmt::Display for VerbsError {
                 f,
                 "the RDMA device '{name}' has no 8-byte atomics: leave out --nic-atomics, so that engines execute them"
             ),
-            VerbsError::Create(doing, error) => write!(f, "cannot {doing}: {error}"),
+            VerbsError::Create(doing, error) => write!(f, "RDMA: cannot {doing}: {error}"),
             VerbsError::Register { bytes, error, limit: Some(limit) } => write!(
                 f,
                 "cannot register {bytes} bytes of memory with the RDMA device: {error}; this process may lock {} KiB \
