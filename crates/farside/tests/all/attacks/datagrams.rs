@@ -517,7 +517,7 @@ fn questions_that_are_none_are_refused(carrier: &'static str) {
         let reason = scene.session.call(question).expect_err("an invalid request");
         assert!(!reason.is_empty() && reason.len() <= 4096, "{} bytes", reason.len());
     }
-    for service in [1, 7, u32::MAX] {
+    for service in [1, 7, u32::MAX - 1] {
         let answer = scene.session.round_trip(CALL, 0, &[&service.to_le_bytes()[..], &[0; 4]].concat());
         let reason = String::from_utf8_lossy(&answer[1..]).into_owned();
         assert!(answer[0] == 0xff && reason.contains(&service.to_string()), "{reason}");
