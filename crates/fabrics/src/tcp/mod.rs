@@ -11,8 +11,6 @@ mod port;
 pub mod tls;
 
 pub use line::{StreamLine, TcpLine};
-#[cfg(feature = "verbs")]
-pub(crate) use port::listen;
 pub use port::{StreamPort, TcpPort};
 
 use crate::session::DATAGRAM_MAX;
@@ -313,7 +311,7 @@ const _: () =
 
 #[cfg(test)]
 #[path = "../../../remote/tests/support/fuzz.rs"]
-pub(crate) mod fuzz;
+mod fuzz;
 
 #[cfg(test)]
 mod tests {

@@ -21,6 +21,4 @@ mod soak;
 #[path = "../support/mod.rs"]
 mod support;
 mod survival;
-#[cfg(feature = "verbs")]
-mod verbs;
 mod verify;
