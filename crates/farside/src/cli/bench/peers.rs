@@ -15,7 +15,7 @@
 //! Invariant: a peer's node serves until the first process has the reports of all peers, and no longer than that
 //! process lives.
 
-use super::session::{Audited, Measured, Phases, SessionConfig, Transactions, memory_for};
+use super::session::{Audited, Measured, Phases, SessionConfig, Transactions, check_memory_of, memory_for};
 use super::{ExistingNode, FabricArg};
 use crate::cli::child::Server;
 use crate::cli::node::die_with_parent;
@@ -81,6 +81,7 @@ fn hear<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<Option<T>, Failu
 
 /// Starts the peers, has them measure, and prints what they have done together.
 pub(super) fn run<W: Audited>(count: u32, config: SessionConfig, is_json: bool) -> Done {
+    check_memory_of(count, &config)?;
     let mut peers = (0..count).map(|_| Peer::start()).collect::<Result<Vec<Peer>, Failure>>()?;
     let urls = peers.iter_mut().map(Peer::hear).collect::<Result<Vec<String>, Failure>>()?;
     let (system, tasks, threads) = (config.system.kind, config.tasks, config.threads);

@@ -85,6 +85,14 @@ pub(in crate::cli) fn memory_for(config: &SessionConfig) -> Result<u64, Failure>
     quota(config).map(memory_of)
 }
 
+/// Checks that this machine has the memory of this many nodes, each of which holds the store of a plan.
+///
+/// # Errors
+/// It has not, or no store can be that large.
+pub(in crate::cli) fn check_memory_of(nodes: u32, config: &SessionConfig) -> Result<(), Failure> {
+    check_available(memory_for(config)? * u64::from(nodes), &config.remedy())
+}
+
 /// Number of tasks per thread while the store is loaded.
 const LOADERS: u32 = 64;
 /// Number of operations in the sample whose round trips are counted.
