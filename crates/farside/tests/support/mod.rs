@@ -38,7 +38,7 @@ impl Ran {
     /// Asserts exit code 0.
     #[track_caller]
     pub(crate) fn done(self) -> Ran {
-        assert_eq!(self.code, Some(0), "{}", self.err);
+        assert_eq!(self.code, Some(0), "{}{}", self.out.escape_ascii(), self.err);
         self
     }
 
