@@ -314,6 +314,11 @@ impl Observer {
         Observer { length, seen: BTreeMap::new() }
     }
 
+    /// Forgets what was noted of a client: its lease has expired once it is seen to be silent for its length again.
+    pub(crate) fn forget(&mut self, id: ClientId) {
+        self.seen.remove(&id);
+    }
+
     /// Notes an entry that was requested at `asked` and received at `answered`, by the observer's clock. Returns
     /// whether the lease has expired: all entries that were noted within its length are equal to this one. A gap in
     /// the observations does no harm: it can only make a live client be fenced, which is safe.

@@ -63,7 +63,8 @@ pub(super) trait Shards: Sized {
     /// [`TxnError`]; no key was changed.
     async fn join(&self, lease: &Lease, options: &Options) -> Result<Self::Joined, TxnError>;
 
-    /// Recovers the client of an expired lease. If it waits for other clients, `observer` watches their leases.
+    /// Recovers the client of an expired lease. If it waits for other clients, `observer` watches their leases. Frees
+    /// no id if another recoverer has freed it, or is about to.
     ///
     /// # Errors
     /// [`TxnError`]; the store is as correct as before.
@@ -302,6 +303,11 @@ async fn recover_all<S: Shards>(site: &S) -> Result<Recovery, TxnError> {
                 recovery.clients += clients;
                 recovery.committed += committed;
                 recovery.aborted += aborted;
+                if clients == 0 {
+                    // Another recoverer is faster. It may die before it has freed the id.
+                    observer.borrow_mut().forget(id);
+                    left.push((id, Some(entry)));
+                }
             } else if entry.nonce().is_some() && first.is_none_or(|first| first == entry) {
                 left.push((id, Some(entry)));
             }

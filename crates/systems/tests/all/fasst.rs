@@ -32,6 +32,7 @@ pub(crate) const BACKUP: Request = Request::Call(request::BACKUP);
 pub(crate) const COMMIT: Request = Request::Call(request::COMMIT);
 const LOCK_GET: Request = Request::Call(request::LOCK_GET);
 const GRANT: Request = Request::Call(request::GRANT);
+const RAISE: Request = Request::Call(request::RAISE);
 
 /// A client with its own task.
 pub(crate) struct Client {
@@ -1031,6 +1032,70 @@ fn outcome_beside_a_late_recoverer() -> Result<(), TxnError> {
 #[test]
 fn a_late_recoverer_leaves_the_next_holder_of_the_id_alone() {
     assert_eq!(outcome_beside_a_late_recoverer(), Ok(()));
+}
+
+/// Has a recoverer take a later epoch of a dead client than another recoverer has, which then goes on. If the later one
+/// `dies`, it does so once a member admits only its epoch. Returns the outcomes of the first and the later recoverer.
+fn outcomes_of_two_recoverers(dies: bool) -> [Option<Result<Vec<String>, String>>; 2] {
+    on_nodes(2, async move |nodes| {
+        create(&nodes, 2, 0).await;
+        let dead = Client::open(&nodes, 2).await;
+        nodes.world.kill(dead.fabric.inner().process);
+        let outcomes = Rc::new(RefCell::new([None, None]));
+        // 1: the first recoverer has its epoch and waits; 2: it goes on.
+        let stage = Rc::new(Cell::new(0));
+        for number in 0..2 {
+            let recoverer = nodes.client().await;
+            recoverer.inner().names_calls_by(FIRST_TYPE);
+            let (theirs, world, raises) = (Rc::clone(&stage), nodes.world.clone(), Cell::new(0));
+            recoverer.inner().before_each(move |_, request| {
+                raises.set(raises.get() + u32::from(request == RAISE));
+                let waits = number == 0 && request == RAISE && raises.get() == 1;
+                let dies = dies && number == 1 && raises.get() == 2;
+                let (stage, world) = (Rc::clone(&theirs), world.clone());
+                async move {
+                    if waits {
+                        stage.set(1);
+                        while stage.get() < 2 {
+                            world.sleep(1000).await;
+                        }
+                    }
+                    if !dies {
+                        return Then::Runs;
+                    }
+                    stage.set(2);
+                    Then::Stops
+                }
+            });
+            let described = members::open(&recoverer, 2, STORE).await.expect("the store exists");
+            let (process, ended) = (recoverer.inner().process, Rc::clone(&outcomes));
+            nodes.world.spawn(process, async move {
+                let healed = registry::heal(recoverer, &described, &Options::NONE).await;
+                ended.borrow_mut()[number] = Some(healed.map_err(|error| error.to_string()));
+            });
+            while number == 0 && stage.get() < 1 {
+                nodes.world.sleep(1000).await;
+            }
+        }
+        if !dies {
+            while outcomes.borrow()[1].is_none() {
+                nodes.world.sleep(1000).await;
+            }
+            stage.set(2);
+        }
+        while outcomes.borrow()[0].is_none() {
+            nodes.world.sleep(1000).await;
+        }
+        outcomes.take()
+    })
+}
+
+#[test]
+fn a_recoverer_whose_epoch_is_outdated_leaves_the_client_to_the_later_one_and_watches() {
+    let recovered =
+        vec!["recovered 1 dead clients: completed 0 of their transactions and aborted 0".to_owned()];
+    assert_eq!(outcomes_of_two_recoverers(false), [Some(Ok(vec![])), Some(Ok(recovered.clone()))]);
+    assert_eq!(outcomes_of_two_recoverers(true), [Some(Ok(recovered)), None]);
 }
 
 /// Moves amounts between accounts, each time by a transaction of its own, in a store in this process. Returns the

@@ -33,7 +33,7 @@ use std::collections::BTreeMap;
 use zerocopy::FromBytes;
 
 impl<F: Fabric + Clock> Site<F> {
-    /// Recovers the client of an expired lease.
+    /// Recovers the client of an expired lease. Stops if another recoverer takes a later epoch, and frees no id then.
     ///
     /// # Errors
     /// [`TxnError`]; the store is as correct as before.
@@ -46,8 +46,14 @@ impl<F: Fabric + Clock> Site<F> {
         if is_recovered && !mutants::LEASE_UNCONFIRMED.is_on() {
             return Ok(recovery);
         }
-        let states = self.raise(id, epoch).await?;
-        (recovery.committed, recovery.aborted) = self.settle_all(id, epoch, &states).await?;
+        let settled = async {
+            let states = self.raise(id, epoch).await?;
+            self.settle_all(id, epoch, &states).await
+        };
+        (recovery.committed, recovery.aborted) = match settled.await {
+            Err(TxnError::Lost) => return Ok(recovery),
+            settled => settled?,
+        };
         match self.leases.free(expired.fenced_by_epoch().recovered()).await {
             Ok(()) => recovery.clients += 1,
             Err(LeaseError::Lost) => {} // Another client has recovered it.

@@ -47,7 +47,8 @@ pub(super) const ABORT: u8 = 7;
 pub(super) const CLOSE: u8 = 8;
 /// Type of the request that asks for the client's epoch.
 pub const GRANT: u8 = 9;
-pub(super) const RAISE: u8 = 10;
+/// Type of the request to admit only packets with this epoch of the client.
+pub const RAISE: u8 = 10;
 pub(super) const LOOK: u8 = 11;
 pub(super) const RECORD: u8 = 12;
 pub(super) const FILL: u8 = 13;
