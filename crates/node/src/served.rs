@@ -421,7 +421,11 @@ const ATTEMPTS: u32 = 100;
 
 impl HeldLocks {
     /// Takes all locks of the set, or none.
+    #[inline]
     fn try_take(&self, locks: Locks) -> bool {
+        if locks == Locks::NONE {
+            return true;
+        }
         // SeqCst: pairs with `release`, see `take_one`. It includes Acquire, so that this thread sees what the last
         // holder has done.
         let take = |held| (held & locks.0 == 0).then_some(held | locks.0);
@@ -459,7 +463,11 @@ impl HeldLocks {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
+    #[inline]
     fn release(&self, locks: Locks) {
+        if locks == Locks::NONE {
+            return;
+        }
         self.held.fetch_and(!locks.0, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(self.sleep.lock().unwrap_or_else(PoisonError::into_inner));

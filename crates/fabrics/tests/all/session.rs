@@ -10,6 +10,7 @@ use farside_fabrics::session::client::{self, Event, Fate, Lost};
 use farside_fabrics::session::server;
 use farside_remote::Addr;
 use farside_remote::draws::Draws;
+use farside_remote::fabric::ServiceId;
 use std::time::Duration;
 use world::{End, Faults, MS, Order, World, seeds};
 
@@ -721,9 +722,10 @@ fn a_reply_with_excess_capacity_does_not_stay_in_its_slot() {
     let mut host = Echo { room: 60_000 };
     let mut server = server::Server::<usize, Echo>::new(server());
     let (mut client, mut out) = (client::Client::new(MS, client(1, 1)), Vec::new());
-    for round in 0..4 {
+    for round in 0..8 {
+        let ask = [client::Ask::Chain, client::Ask::Call(ServiceId(3))][usize::from(round) / 4];
         for _ in 0..64 {
-            let _ = client.submit(MS, client::Ask::Chain, &[&[round; 100]]);
+            let _ = client.submit(MS, ask, &[&[round; 100]]);
         }
         while client.transmit(MS, &mut out) {
             server.receive(MS, 0, &out, &mut host).expect("a valid datagram");
@@ -738,7 +740,7 @@ fn a_reply_with_excess_capacity_does_not_stay_in_its_slot() {
         }
         assert!(server.kept_bytes() < 64 * 4096 + 128 * 1024, "{}", server.kept_bytes());
     }
-    assert_eq!(server.counters().executed, 3 * 64);
+    assert_eq!(server.counters().executed, 7 * 64);
 }
 
 #[test]
@@ -749,11 +751,11 @@ fn nothing_is_allocated_once_warm() {
     let mut client = client::Client::new(MS, client::Config { datagram, ..client(1, 1) });
     let (mut out, mut now, mut answered) = (Vec::with_capacity(datagram), MS, 0);
     let message = vec![7; 64 * 1024];
-    let mut round = |size: usize, count: usize| {
+    let mut round = |ask: client::Ask, size: usize, count: usize| {
         now += MS;
         let mut asked = 0;
         for _ in 0..200 {
-            while asked < count && client.submit(now, client::Ask::Chain, &[&message[..size]]).is_some() {
+            while asked < count && client.submit(now, ask, &[&message[..size]]).is_some() {
                 asked += 1;
             }
             while client.transmit(now, &mut out) {
@@ -771,11 +773,16 @@ fn nothing_is_allocated_once_warm() {
         assert_eq!((asked, client.outstanding()), (count, 0));
     };
     let sizes = [(40, 64), (1000, 64), (5000, 20), (65_536, 8)];
-    (0..3).for_each(|_| sizes.iter().for_each(|&(size, count)| round(size, count)));
+    let mut rounds = || {
+        for ask in [client::Ask::Chain, client::Ask::Call(ServiceId(3))] {
+            (0..3).for_each(|_| sizes.iter().for_each(|&(size, count)| round(ask, size, count)));
+        }
+    };
+    rounds();
     let before = ALLOCATIONS.get();
-    (0..3).for_each(|_| sizes.iter().for_each(|&(size, count)| round(size, count)));
+    rounds();
     assert_eq!(ALLOCATIONS.get() - before, 0, "no allocations after the warm-up");
-    assert_eq!(answered, 6 * (64 + 64 + 20 + 8));
+    assert_eq!(answered, 12 * (64 + 64 + 20 + 8));
 }
 
 /// A host that responds with the request's own bytes, and reserves `room` additional bytes.
@@ -799,7 +806,9 @@ impl server::Host for Echo {
         request: server::Request<'_>,
         reply: &mut Vec<u8>,
     ) -> server::Outcome {
-        let server::Request::Chain(bytes) = request else { panic!("only chains are sent") };
+        let (server::Request::Chain(bytes) | server::Request::Call(_, bytes)) = request else {
+            panic!("only chains and calls are sent")
+        };
         assert!(reply.is_empty(), "a reply begins empty");
         reply.reserve(bytes.len() + self.room);
         reply.extend_from_slice(bytes);

@@ -16,7 +16,7 @@ use crate::members;
 use crate::store::{Members, StoreError};
 use crate::system::{Family, Footprint, Nodes, Options, Sizing, SizingError, System};
 use farside_remote::clock::Clock;
-use farside_remote::service::{Call, Context, Extent, Kind, Locks, Plan, Service};
+use farside_remote::service::{Call, Context, Extent, Kind, Locks, Plan, Service, Work};
 use farside_remote::{Capabilities, Fabric, FabricError, Memory, NodeId};
 use std::fmt;
 use std::rc::Rc;
@@ -233,6 +233,11 @@ impl<M: Memory> Service<M> for EchoService {
         answer: &mut Vec<u8>,
     ) -> Result<Result<(), String>, M::Wait> {
         handlers::<M>().serve(&(), context.memory, call.request, answer)
+    }
+
+    /// Requests read and change nothing, so they run together.
+    fn locks(&self, _work: Work<'_>) -> Locks {
+        Locks::NONE
     }
 
     fn live(&self, _memory: &M, _cursor: u64, _found: &mut Vec<u64>) -> Result<Option<u64>, M::Wait> {

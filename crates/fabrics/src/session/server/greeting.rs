@@ -126,6 +126,7 @@ impl<A: Address, H: Host> Server<A, H> {
             is_dirty: false,
             pong: false,
             has_long_replies: false,
+            has_long_responses: false,
             send_have: 0,
             send_reply: 0,
             slots: (0..self.config.window).map(|_| Slot::new()).collect(),

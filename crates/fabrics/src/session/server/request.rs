@@ -175,13 +175,18 @@ impl<A: Address, H: Host> Server<A, H> {
         session.executions += 1;
         slot.execution = session.executions;
         self.counters.executed += 1;
-        let is_in_place = kind == EntryKind::Chain && !session.has_long_replies;
+        // A chain's reply, and a call's response, are written where they are kept, as long as they are short.
+        let has_long = match kind {
+            EntryKind::Chain => &mut session.has_long_replies,
+            _ => &mut session.has_long_responses,
+        };
+        let is_in_place = !*has_long;
         let mut reply = std::mem::take(if is_in_place { &mut slot.reply.own } else { &mut self.reply });
         let outcome = host.run(&mut session.host, at, request, &mut reply);
         if is_in_place && reply.capacity() <= KEPT_BYTES_MAX {
             slot.reply.own = reply;
         } else {
-            session.has_long_replies |= is_in_place;
+            *has_long |= is_in_place;
             self.pool.fill(&mut slot.reply, reply.len());
             slot.reply.extend_from_slice(&reply);
             reply.clear();

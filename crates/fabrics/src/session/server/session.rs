@@ -31,6 +31,8 @@ pub(super) struct Session<A, S> {
     pub(super) pong: bool,
     /// Whether a chain's reply exceeded a slot's own buffer; if so, further replies are likely to do the same.
     pub(super) has_long_replies: bool,
+    /// The same of the responses to calls.
+    pub(super) has_long_responses: bool,
     /// Bitmap of the slots for which to send a HAVE entry.
     pub(super) send_have: u64,
     /// Bitmap of the slots with reply fragments to send.

@@ -1,6 +1,6 @@
 //! Batches: the requests that a task sends at the same time.
 
-use super::packet::{self, ENTRIES_MAX, Entry, HEADER_SIZE, Header, PACKET_MAX};
+use super::packet::{self, ENTRIES_MAX, Entry, HEADER_SIZE, Header, PACKET_MAX, entry_size};
 use super::{STALE, mutants};
 use crate::members::all;
 use farside_remote::fabric::{Ran, ServiceId};
@@ -24,8 +24,8 @@ pub struct Batch {
     /// Packets, of which the first `used` are those of the batch. The others keep their memory for later ones.
     packets: Vec<Packet>,
     used: usize,
-    /// The packets of the requests, by their places in the batch.
-    requests: Vec<usize>,
+    /// For each request, by its place in the batch: its packet, and its place among the requests of the packet.
+    requests: Vec<(usize, usize)>,
     is_sent: bool,
 }
 
@@ -35,10 +35,22 @@ struct Packet {
     to: Destination,
     service: ServiceId,
     request: Vec<u8>,
+    /// The places of its requests in the batch.
+    asked: Vec<u8>,
     /// Longest possible response.
     response_max: usize,
     answer: Vec<u8>,
+    /// The responses in `answer`, in the order of the requests; only one if the node has refused the epoch.
+    found: Vec<Found>,
     failure: Option<FabricError>,
+}
+
+/// A response in a packet: its status, and its payload's offset and length in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    status: u8,
+    at: usize,
+    len: usize,
 }
 
 /// Response to a request.
@@ -93,7 +105,7 @@ impl Batch {
             Ok::<_, Infallible>(None)
         });
         let Ok(()) = written;
-        let response_max = packet.response_max + packet::entry_size(response_max);
+        let response_max = packet.response_max + entry_size(response_max);
         if packet.request.len() > ADDRESS_SIZE + PACKET_MAX || response_max > PACKET_MAX {
             packet.request.truncate(len);
             packet::forget_last(&mut packet.request, ADDRESS_SIZE);
@@ -103,7 +115,8 @@ impl Batch {
             return None;
         }
         packet.response_max = response_max;
-        self.requests.push(number);
+        self.requests.push((number, packet.asked.len()));
+        packet.asked.push(index as u8);
         Some(index)
     }
 
@@ -113,13 +126,25 @@ impl Batch {
         self.used += 1;
         if number == self.packets.len() {
             let (service, response_max) = (ServiceId::NODE, 0);
-            let (request, answer) = (Vec::new(), Vec::new());
-            self.packets.push(Packet { to, service, request, response_max, answer, failure: None });
+            self.packets.push(Packet {
+                to,
+                service,
+                request: Vec::new(),
+                asked: Vec::new(),
+                response_max,
+                answer: Vec::new(),
+                found: Vec::new(),
+                failure: None,
+            });
         }
         let packet = &mut self.packets[number];
-        packet.to = to;
+        // Most packets go where the last one went.
+        if packet.to != to {
+            packet.to = to;
+        }
         packet.service = address(to.key, &mut packet.request);
         packet::begin(&self.header, false, &mut packet.request);
+        packet.asked.clear();
         (packet.response_max, packet.failure) = (HEADER_SIZE, None);
         number
     }
@@ -133,11 +158,12 @@ impl Batch {
     pub async fn send<F: Fabric>(&mut self, fabric: &F) {
         self.is_sent = true;
         let header = self.header;
-        let sends = self.packets[..self.used].iter_mut().map(|packet| async move {
-            let sent = fabric.call(packet.to.node, packet.service, &packet.request, &mut packet.answer).await;
-            packet.failure = sent.and_then(|()| check(packet, &header)).err();
-        });
-        all(sends).await;
+        match &mut self.packets[..self.used] {
+            [] => {}
+            // Most batches have one packet, and then nothing is allocated for the send.
+            [packet] => packet.send(fabric, &header).await,
+            packets => drop(all(packets.iter_mut().map(|packet| packet.send(fabric, &header))).await),
+        }
     }
 
     /// Returns the response to the request with this place in the batch.
@@ -147,42 +173,53 @@ impl Batch {
     ///
     /// # Panics
     /// If the batch has no such request, or was not sent.
+    #[inline]
     pub fn response(&self, request: usize) -> Result<Response<'_>, &FabricError> {
         assert!(self.is_sent, "a batch has responses once it was sent");
-        let packet = &self.packets[self.requests[request]];
-        match &packet.failure {
-            Some(failure) => Err(failure),
-            None => {
-                let (_, mut entries) = packet::decode(&packet.answer, true).expect("it was checked");
-                let of = |entry: &Entry<'_>| usize::from(entry.index) == request;
-                // A node that refuses the coordinator's epoch has run nothing, and answers once.
-                let entry = entries.find(|entry| of(entry) || entry.kind == STALE);
-                let entry = entry.expect("it was checked");
-                Ok(Response { status: entry.kind, payload: entry.payload })
-            }
+        let (number, place) = self.requests[request];
+        let packet = &self.packets[number];
+        if let Some(failure) = &packet.failure {
+            return Err(failure);
         }
+        // A node that refuses the coordinator's epoch has run nothing, and answers once.
+        let Found { status, at, len } = packet.found[place.min(packet.found.len() - 1)];
+        Ok(Response { status, payload: &packet.answer[at..at + len] })
     }
 }
 
-/// Checks that an answer is that of this batch, and has a response to each request.
-fn check(packet: &Packet, header: &Header) -> Result<(), FabricError> {
-    let lost = |what: &str| {
-        let reason = format!("{what}: use the same release on both sides");
-        Err(FabricError::Lost { node: packet.to.node, ran: Ran::Unknown, reason })
-    };
-    let (_, asked) =
-        packet::decode(&packet.request[ADDRESS_SIZE..], false).expect("this task has encoded it");
-    let Some((of, entries)) = packet::decode(&packet.answer, true) else {
-        return lost("the store's answer is no packet of responses");
-    };
-    let is_own = of == *header || mutants::OLD_RESPONSE_ACCEPTED.is_on();
-    if !is_own {
-        return lost("the store has answered another batch of requests");
+impl Packet {
+    async fn send<F: Fabric>(&mut self, fabric: &F, header: &Header) {
+        let sent = fabric.call(self.to.node, self.service, &self.request, &mut self.answer).await;
+        self.failure = sent.and_then(|()| self.read(header)).err();
     }
-    let mut first = entries.clone();
-    let is_stale = first.next().is_some_and(|entry| entry.kind == STALE) && first.next().is_none();
-    let are_all = asked.map(|entry| entry.index).eq(entries.map(|entry| entry.index));
-    if is_stale || are_all { Ok(()) } else { lost("the store has not answered each request") }
+
+    /// Reads the answer: checks that it is that of this batch, and has a response to each request.
+    fn read(&mut self, header: &Header) -> Result<(), FabricError> {
+        let lost = |what: &str| {
+            let reason = format!("{what}: use the same release on both sides");
+            Err(FabricError::Lost { node: self.to.node, ran: Ran::Unknown, reason })
+        };
+        let Some((of, entries)) = packet::decode(&self.answer, true) else {
+            return lost("the store's answer is no packet of responses");
+        };
+        let is_own = of == *header || mutants::OLD_RESPONSE_ACCEPTED.is_on();
+        if !is_own {
+            return lost("the store has answered another batch of requests");
+        }
+        self.found.clear();
+        let mut asked = self.asked.iter();
+        let mut are_all = true;
+        let mut at = HEADER_SIZE;
+        for Entry { kind, index, payload } in entries {
+            let (from, len) = (at + entry_size(0), payload.len());
+            self.found.push(Found { status: kind, at: from, len });
+            at += entry_size(len);
+            are_all &= asked.next() == Some(&index);
+        }
+        let is_stale = matches!(self.found[..], [Found { status: STALE, .. }]);
+        are_all &= asked.next().is_none();
+        if is_stale || are_all { Ok(()) } else { lost("the store has not answered each request") }
+    }
 }
 
 #[cfg(test)]

@@ -68,23 +68,24 @@ impl<S, M: Memory> Handlers<S, M> {
         packet: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<Result<(), String>, M::Wait> {
-        let (header, entries) = match self.find(packet) {
-            Ok(found) => found,
-            Err(wrong) => return Ok(Err(wrong)),
-        };
-        let from = answer.len();
-        packet::begin(&header, true, answer);
+        let Some((header, entries)) = packet::decode(packet, false) else { return Ok(Err(malformed())) };
         let mut kinds = [0; ENTRIES_MAX];
+        let mut handlers = [const { None }; ENTRIES_MAX];
         let mut count = 0;
-        for (kind, entry) in kinds.iter_mut().zip(entries.clone()) {
+        for (entry, (kind, handler)) in entries.clone().zip(kinds.iter_mut().zip(&mut handlers)) {
+            *handler = (self.of)(entry.kind);
+            if handler.is_none() {
+                return Ok(Err(unknown()));
+            }
             *kind = entry.kind;
             count += 1;
         }
+        let from = answer.len();
+        packet::begin(&header, true, answer);
         if !(self.admits)(state, memory, &header, &kinds[..count])? {
             return packet::append(answer, from, (STALE, 0), |_| Ok(None)).map(Ok);
         }
-        for entry in entries {
-            let Some(handler) = (self.of)(entry.kind) else { continue }; // All have one.
+        for (entry, handler) in entries.zip(handlers.iter().flatten()) {
             packet::append(answer, from, (REFUSED, entry.index), |out| {
                 let payload = out.len();
                 let handled = (handler.run)(state, memory, &header, entry.payload, out)?;
@@ -108,9 +109,18 @@ impl<S, M: Memory> Handlers<S, M> {
 
     /// Decodes a packet of requests. Each of them has a handler.
     fn find<'a>(&self, packet: &'a [u8]) -> Result<(Header, Entries<'a>), String> {
-        let wrong = |what: &str| format!("the packet {what}: use the same release on both sides");
-        let (header, entries) = packet::decode(packet, false).ok_or_else(|| wrong("is malformed"))?;
+        let (header, entries) = packet::decode(packet, false).ok_or_else(malformed)?;
         let are_known = entries.clone().all(|entry| (self.of)(entry.kind).is_some());
-        if are_known { Ok((header, entries)) } else { Err(wrong("has an unknown type of requests")) }
+        if are_known { Ok((header, entries)) } else { Err(unknown()) }
     }
+}
+
+#[cold]
+fn malformed() -> String {
+    "the packet is malformed: use the same release on both sides".into()
+}
+
+#[cold]
+fn unknown() -> String {
+    "the packet has an unknown type of requests: use the same release on both sides".into()
 }
