@@ -203,8 +203,9 @@ pub trait Txn {
     /// [`TxnError`]; [`TxnError::ran`] states whether the transaction may have been committed.
     async fn commit(&mut self) -> Result<Committed, TxnError>;
 
-    /// Ends the transaction without a commit, and returns once its locks are free. [`Txn::begin`], and dropping the
-    /// handle, do the same without waiting: the client's task frees the locks.
+    /// Ends the transaction without a commit, and waits until its locks are free. [`Txn::begin`], and dropping the
+    /// handle, do the same without waiting: the client's task frees the locks. It does so, too, if a future of the
+    /// transaction was dropped before, or if members do not respond.
     async fn roll_back(&mut self) {
         self.begin();
     }

@@ -24,6 +24,9 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
+/// How often other recoverers are faster than [`heal`] at one client. It is the length of a lease each time.
+const PASSED_MAX: u32 = 16;
+
 /// Time of silence after which a node ends a session, unless the client's options give another.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
 
@@ -64,7 +67,8 @@ pub(super) trait Shards: Sized {
     async fn join(&self, lease: &Lease, options: &Options) -> Result<Self::Joined, TxnError>;
 
     /// Recovers the client of an expired lease. If it waits for other clients, `observer` watches their leases. Frees
-    /// no id if another recoverer has freed it, or is about to.
+    /// no id if another recoverer has freed it, or is about to: then the caller watches the lease anew, for its whole
+    /// length, so that recoverers do not outdate each other for long.
     ///
     /// # Errors
     /// [`TxnError`]; the store is as correct as before.
@@ -163,9 +167,12 @@ impl<S: Shards> Session<S> {
         poll_fn(|cx| {
             // A chain that nobody polls would stop all others of the client's own CPU.
             let _never_ends: Poll<()> = watching.as_mut().poll(cx);
-            running.borrow_mut().retain_mut(|(_, recovery): &mut Running<'_>| {
+            running.borrow_mut().retain_mut(|(id, recovery): &mut Running<'_>| {
                 match recovery.as_mut().poll(cx) {
                     Poll::Ready(done) => {
+                        if matches!(done, Ok(Recovery { clients: 0, .. })) {
+                            self.observer.borrow_mut().forget(*id);
+                        }
                         ended(done);
                         false
                     }
@@ -254,12 +261,12 @@ async fn claim<S: Shards>(site: &S, nonce: NonZeroU64) -> Result<Lease, TxnError
         let mut is_one_free = false;
         for id in (1..=ids).filter_map(ClientId::new) {
             let (_, expired) = site.leases().observe(&observer, id).await?;
-            if let Some(expired) = expired
-                && site.recover_client(&observer, expired).await?.clients > 0
-            {
+            let Some(expired) = expired else { continue };
+            if site.recover_client(&observer, expired).await?.clients > 0 {
                 is_one_free = true;
                 break;
             }
+            observer.borrow_mut().forget(id);
         }
         // A recovery may take longer than the lease.
         if is_one_free {
@@ -293,6 +300,7 @@ async fn recover_all<S: Shards>(site: &S) -> Result<Recovery, TxnError> {
     let (mut recovery, observer) = (Recovery::default(), RefCell::new(Observer::new(site.lease())));
     let ids = (1..=site.ids()).filter_map(ClientId::new);
     let mut watched: Vec<(ClientId, Option<Entry>)> = ids.map(|id| (id, None)).collect();
+    let mut passed: BTreeMap<ClientId, u32> = BTreeMap::new();
     loop {
         let mut left = Vec::new();
         for (id, first) in watched {
@@ -307,6 +315,11 @@ async fn recover_all<S: Shards>(site: &S) -> Result<Recovery, TxnError> {
                     // Another recoverer is faster. It may die before it has freed the id.
                     observer.borrow_mut().forget(id);
                     left.push((id, Some(entry)));
+                    let times = passed.entry(id).or_default();
+                    *times += 1;
+                    if *times > PASSED_MAX {
+                        return Err(TxnError::Damaged("a dead client's id that no recoverer can free"));
+                    }
                 }
             } else if entry.nonce().is_some() && first.is_none_or(|first| first == entry) {
                 left.push((id, Some(entry)));

@@ -4,12 +4,13 @@
 use crate::support::steered::{Nodes, Request, Steering, Then, on_nodes};
 use crate::support::{Home, run};
 use farside_remote::NodeId;
+use farside_remote::clock::Clock;
 use farside_remote::draws::Draws;
 use farside_remote::fabric::Ran;
 use farside_systems::members::{self, New};
 use farside_systems::registry;
-use farside_systems::rpc::fasst::FIRST_TYPE;
-use farside_systems::store::{self, Members};
+use farside_systems::rpc::fasst::{Batch, Destination, FIRST_TYPE, REFUSED};
+use farside_systems::store::{self, Member, Members};
 use farside_systems::system::{Options, Sizing, System};
 use farside_systems::txn::fasst::service::FasstKind;
 use farside_systems::txn::fasst::{Fasst, KIND, Stat, request};
@@ -33,6 +34,7 @@ pub(crate) const COMMIT: Request = Request::Call(request::COMMIT);
 const LOCK_GET: Request = Request::Call(request::LOCK_GET);
 const GRANT: Request = Request::Call(request::GRANT);
 const RAISE: Request = Request::Call(request::RAISE);
+const RECORD: Request = Request::Call(request::RECORD);
 
 /// A client with its own task.
 pub(crate) struct Client {
@@ -357,9 +359,82 @@ fn new_keys_that_are_locked_at_different_times_get_different_places() {
             assert_eq!(client.txn.get(key).await, Ok(Some(*key)));
         }
         client.txn.begin();
-        assert_eq!(client.txn.get_to_write(b"new").await, Err(TxnError::TableFull));
-        assert_eq!(client.txn.get_to_write(b"k0").await, Err(TxnError::Doomed));
-        assert_eq!(client.txn.commit().await, Err(TxnError::Doomed));
+        assert_eq!(client.txn.get_to_write(b"new").await, Ok(None));
+        client.txn.put(b"new", b"1").expect("a short pair");
+        assert_eq!(client.txn.commit().await, Err(TxnError::TableFull));
+        nodes.world.sleep(7_100_000).await;
+        assert_eq!(check(client.txn.stat().await.expect("the node runs")), Ok(()));
+    });
+}
+
+/// Number of new keys that a table takes, after a transaction has locked so many absent keys in vain.
+fn puts_after_vain_locks(count: usize) -> Result<usize, TxnError> {
+    on_nodes(1, async move |nodes| {
+        create(&nodes, 1, 0).await;
+        let mut client = Client::open(&nodes, 1).await;
+        let absent: Vec<Vec<u8>> = (0..count).map(|number| format!("a{number}").into_bytes()).collect();
+        let absent: Vec<&[u8]> = absent.iter().map(Vec::as_slice).collect();
+        client.txn.begin();
+        client.txn.fetch_to_write(&absent, &[]).await?;
+        client.txn.roll_back().await;
+        let mut keys = 0;
+        while client.put(&[(format!("k{keys}").as_bytes(), b"0")]).await.is_ok() {
+            keys += 1;
+        }
+        Ok(keys)
+    })
+}
+
+#[test]
+fn keys_that_are_locked_in_vain_take_no_room() {
+    let without = puts_after_vain_locks(0);
+    assert!(without.clone().is_ok_and(|keys| keys >= 40), "{without:?}");
+    // More than the table has places for.
+    assert_eq!(puts_after_vain_locks(400), without);
+}
+
+#[test]
+fn an_insert_into_a_full_bucket_takes_one_more_packet() {
+    on_nodes(1, async |nodes| {
+        create_for(&nodes, 1, 0, 4, 4).await;
+        let mut client = Client::open(&nodes, 1).await;
+        for number in 0..9 {
+            let key = format!("k{number}").into_bytes();
+            client.fabric.take();
+            client.update_locked(&[&key], &[], &[&key], b"1").await.expect("nobody else is there");
+            // Lock and get, log, commit; a bucket has 7 slots.
+            assert_eq!(client.fabric.take().calls, if number == 7 { 4 } else { 3 }, "key {number}");
+        }
+    });
+}
+
+#[test]
+fn a_transaction_cannot_lock_and_write_more_than_fits() {
+    on_nodes(1, async |nodes| {
+        create_for(&nodes, 1, 0, 4, 400).await;
+        let mut client = Client::open(&nodes, 1).await;
+        let (mut locked, mut written) = (0, 0);
+        let error = loop {
+            client.txn.begin();
+            let keys = |from: &str, count: usize| -> Vec<Vec<u8>> {
+                (0..count).map(|number| format!("{from}{number}").into_bytes()).collect()
+            };
+            let to_lock = keys("l", locked + 8);
+            let to_lock: Vec<&[u8]> = to_lock.iter().map(Vec::as_slice).collect();
+            if client.txn.fetch_to_write(&to_lock, &[]).await.is_err() {
+                // As many are locked as can be. Each written key is one too many.
+                client.txn.begin();
+                client.txn.fetch_to_write(&to_lock[..locked], &[]).await.expect("it was possible before");
+                for key in keys("w", 8) {
+                    client.txn.put(&key, b"1").expect("a short pair");
+                    written += 1;
+                }
+                break client.txn.commit().await;
+            }
+            locked += 8;
+        };
+        assert!(locked > 8 && written == 8);
+        assert!(matches!(error, Err(TxnError::WritesLength { len, max }) if len > max), "{error:?}");
         nodes.world.sleep(7_100_000).await;
         assert_eq!(check(client.txn.stat().await.expect("the node runs")), Ok(()));
     });
@@ -1090,6 +1165,151 @@ fn outcomes_of_two_recoverers(dies: bool) -> [Option<Result<Vec<String>, String>
     })
 }
 
+/// Has a recoverer ask for the record of a dead client's transaction after another one has completed it, and the next
+/// holder of the id has stored a record in the same lane. Returns the outcome of the first recoverer.
+fn outcome_of_a_recoverer_that_asks_late() -> Result<Vec<String>, String> {
+    on_nodes(1, async |nodes| {
+        create_for(&nodes, 1, 0, 1, 40).await;
+        let dead = Client::open(&nodes, 1).await;
+        let (stops, process) = (Rc::new(Cell::new(false)), dead.fabric.inner().process);
+        let stopped = Rc::clone(&stops);
+        dead.fabric.inner().before_each(move |_, request| {
+            stopped.set(stopped.get() || request == COMMIT);
+            std::future::ready(if stopped.get() { Then::Stops } else { Then::Runs })
+        });
+        nodes.world.spawn(process, async move {
+            let mut dead = dead;
+            let _never = dead.put(&[(b"x", b"0")]).await;
+        });
+        while !stops.get() {
+            nodes.world.sleep(1000).await;
+        }
+        nodes.world.kill(process);
+        // 1: the first recoverer is about to ask for the record; 2: the next holder has stored its own.
+        let stage = Rc::new(Cell::new(0));
+        let recoverer = nodes.client().await;
+        recoverer.inner().names_calls_by(FIRST_TYPE);
+        let (theirs, world) = (Rc::clone(&stage), nodes.world.clone());
+        recoverer.inner().before_each(move |_, request| {
+            let (stage, world) = (Rc::clone(&theirs), world.clone());
+            async move {
+                if request == RECORD {
+                    stage.set(stage.get().max(1));
+                    while stage.get() < 2 {
+                        world.sleep(1000).await;
+                    }
+                }
+                Then::Runs
+            }
+        });
+        let described = members::open(&recoverer, 1, STORE).await.expect("the store exists");
+        let (process, outcome) = (recoverer.inner().process, Rc::new(RefCell::new(None)));
+        let theirs = Rc::clone(&outcome);
+        nodes.world.spawn(process, async move {
+            let healed = registry::heal(recoverer, &described, &Options::NONE).await;
+            *theirs.borrow_mut() = Some(healed.map_err(|error| error.to_string()));
+        });
+        while stage.get() < 1 {
+            nodes.world.sleep(1000).await;
+        }
+        let mut next = Client::open(&nodes, 1).await;
+        assert_eq!(next.get(b"x").await, Ok(Some(b"0".to_vec())), "the other recoverer has completed it");
+        next.put(&[(b"x", b"1")]).await.expect("nobody else is there");
+        stage.set(2);
+        nodes.world.sleep(1_000_000).await;
+        next.close().await;
+        while outcome.borrow().is_none() {
+            nodes.world.sleep(1000).await;
+        }
+        outcome.take().expect("it has ended")
+    })
+}
+
+#[test]
+fn a_recoverer_gets_no_record_of_the_next_holder() {
+    assert_eq!(outcome_of_a_recoverer_that_asks_late(), Ok(vec![]));
+}
+
+#[test]
+fn many_clients_that_wait_for_a_dead_one_do_not_outdate_each_other_for_long() {
+    const CLIENTS: u32 = 24;
+    on_nodes(2, async |nodes| {
+        create_for(&nodes, 2, 0, CLIENTS as u16 + 1, 40).await;
+        let dead = Client::open(&nodes, 2).await;
+        let (process, is_locked) = (dead.fabric.inner().process, Rc::new(Cell::new(false)));
+        let locked = Rc::clone(&is_locked);
+        nodes.world.spawn(process, async move {
+            let mut dead = dead;
+            dead.txn.get_to_write(b"x").await.expect("nobody else is there");
+            locked.set(true);
+            std::future::pending().await
+        });
+        while !is_locked.get() {
+            nodes.world.sleep(1000).await;
+        }
+        let (granted, done) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+        for number in 0..CLIENTS {
+            // They look at the lease at different times.
+            nodes.world.sleep(u64::from(number) * 317_777 % 2_500_000).await;
+            let mut client = Client::open(&nodes, 2).await;
+            let (fabric, granted, done) = (Rc::clone(&client.fabric), Rc::clone(&granted), Rc::clone(&done));
+            fabric.inner().before_each(move |_, request| {
+                granted.set(granted.get() + u32::from(request == GRANT));
+                std::future::ready(Then::Takes(Duration::from_micros(300)))
+            });
+            nodes.world.spawn(fabric.inner().process, async move {
+                while client.update_locked(&[b"x"], &[], &[b"x"], b"1").await.is_err() {
+                    fabric.sleep(Duration::from_micros(700)).await;
+                }
+                done.set(done.get() + 1);
+                std::future::pending().await
+            });
+        }
+        nodes.world.kill(process);
+        let died = nodes.world.now();
+        while done.get() == 0 && nodes.world.now() - died < 1_000_000_000 {
+            nodes.world.sleep(1_000_000).await;
+        }
+        let took = nodes.world.now() - died;
+        assert!(took < 4 * LEASE.as_nanos() as u64, "the key was locked for {took} ns");
+        assert!(granted.get() <= 2 * CLIENTS, "{} epochs were taken", granted.get());
+    });
+}
+
+#[test]
+fn a_lock_request_names_each_key_once_and_no_more_than_a_transaction_can_write() {
+    on_nodes(1, async |nodes| {
+        create_for(&nodes, 1, 0, 4, 4).await;
+        let client = Client::open(&nodes, 1).await;
+        let described = members::open(&client.fabric, 1, STORE).await.expect("the store exists");
+        let Member { node, store, .. } = &described.list()[0];
+        let to = Destination { node: *node, key: store.as_ref().expect("it is whole").extent().key };
+        // The first transaction of the last client's first lane, in the only bucket, at any version.
+        let (id, first) = (4_u16, 1_u64 << 18 | 4);
+        let ask = async |keys: Vec<Vec<u8>>| {
+            let mut batch = Batch::new(id, 0);
+            batch.clear(0);
+            let place = batch.push(to, request::LOCK, 40_000, |out| {
+                [first, 0, u64::MAX, 0].iter().for_each(|word| out.extend(word.to_le_bytes()));
+                for key in &keys {
+                    out.extend((key.len() as u16).to_le_bytes());
+                    out.extend(key);
+                }
+            });
+            batch.send(&*client.fabric).await;
+            batch.response(place.expect("it fits into a packet")).expect("the node answers").status
+        };
+        let keys = |count: u32| (0..count).map(|number| format!("k{number}").into_bytes()).collect();
+        assert_eq!(ask(vec![b"x".to_vec(); 2]).await, REFUSED);
+        assert_eq!(ask(vec![b"x".to_vec(); 10_000]).await, REFUSED);
+        assert_eq!(ask(keys(5000)).await, REFUSED);
+        let stat = client.txn.stat().await.expect("the node runs");
+        assert_eq!((stat.keys, stat.locked), (0, 0));
+        assert_eq!(ask(keys(20)).await, 0, "this one is a lock request like others");
+        assert_eq!(client.txn.stat().await.expect("the node runs").locked, 1);
+    });
+}
+
 #[test]
 fn a_recoverer_whose_epoch_is_outdated_leaves_the_client_to_the_later_one_and_watches() {
     let recovered =
@@ -1265,6 +1485,8 @@ fn these_tests_find_broken_variants() {
     under(mutants::LOCK_UNCHECKED, &|| sum_of_two_increments(false) == 2);
     under(mutants::ABANDONED_LOCK_LEFT, &|| check(left_by_a_leaver(Leaves::Begins).0).is_ok());
     under(mutants::VAIN_LOCK_LEFT, &|| die_everywhere().is_ok());
+    under(mutants::READ_CHAINS, &|| puts_after_vain_locks(400) == puts_after_vain_locks(0));
+    under(mutants::OLD_EPOCH_GETS_RECORD, &|| outcome_of_a_recoverer_that_asks_late() == Ok(vec![]));
     under(mutants::OLD_EPOCH_ACCEPTED, &|| check(left_by_a_packet_of_an_old_epoch()).is_ok());
     under(mutants::RELEASED_BEFORE_ROLL_FORWARD, &|| die_everywhere().is_ok());
     under(mutants::RECORD_IGNORED, &|| die_everywhere().is_ok());

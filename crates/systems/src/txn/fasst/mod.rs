@@ -309,7 +309,7 @@ impl<F: Fabric + Clock> Txn for Fasst<F> {
             self.client.counters.commits.add();
             return Ok(Committed { version: None });
         }
-        if let Err(too_long) = self.client.check_writes(&writes) {
+        if let Err(too_long) = self.client.check_writes(&reads, &writes) {
             self.leave_lane();
             return Err(too_long);
         }
@@ -326,13 +326,13 @@ impl<F: Fabric + Clock> Txn for Fasst<F> {
     }
 
     async fn roll_back(&mut self) {
-        if !self.is_doomed
-            && let Some(lane) = self.lane.take()
-        {
+        // A dropped future has left a doomed transaction's job to the client's task, which frees the locks after it.
+        let lane = if self.is_doomed { None } else { self.lane.take() };
+        self.begin();
+        if let Some(lane) = lane {
             let _else_it_has_ended =
                 self.client.desk.carry_out_last(&self.client.session, lane, Job::Free).await;
         }
-        self.begin();
     }
 
     fn keeper<'f>(&self) -> Pin<Box<dyn Future<Output = ()> + 'f>>
@@ -393,10 +393,13 @@ impl<F: Fabric + Clock> Client<F> {
     }
 
     /// # Errors
-    /// The writes do not fit into a record.
-    fn check_writes(&self, writes: &Writes) -> Result<(), TxnError> {
+    /// The writes do not fit into a record, together with the keys that were locked and not written.
+    fn check_writes(&self, reads: &BTreeMap<Vec<u8>, Seen>, writes: &Writes) -> Result<(), TxnError> {
         let max = self.writes_max();
-        let len = writes.iter().map(|(key, value)| Write::len(key, value.as_deref())).sum();
+        let vain = reads.iter().filter(|(key, seen)| seen.is_locked && !writes.contains_key(*key));
+        let vain: usize = vain.map(|(key, _)| Write::len(key, None)).sum();
+        let written: usize = writes.iter().map(|(key, value)| Write::len(key, value.as_deref())).sum();
+        let len = vain + written;
         if len > max { Err(TxnError::WritesLength { len, max }) } else { Ok(()) }
     }
 

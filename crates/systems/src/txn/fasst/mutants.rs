@@ -43,6 +43,10 @@ farside_remote::mutants! {
     ABANDONED_LOCK_LEFT = "FasstAbandonedLockLeft";
     /// A recoverer leaves the locks of a committed transaction on buckets that it has not written.
     VAIN_LOCK_LEFT = "FasstVainLockLeft";
+    /// A read that locks adds extra buckets to a chain.
+    READ_CHAINS = "FasstReadChains";
+    /// The record of a lane is given to a recoverer of an old epoch.
+    OLD_EPOCH_GETS_RECORD = "FasstOldEpochGetsRecord";
 }
 
 /// Mutants that trials expose too seldom, or that only make transactions abort without need.
@@ -59,4 +63,6 @@ pub(super) const RARE: &[farside_remote::mutant::Mutant] = &[
     EPOCHS_KEPT,
     LEASE_UNCONFIRMED,
     VAIN_LOCK_LEFT,
+    READ_CHAINS,
+    OLD_EPOCH_GETS_RECORD,
 ];

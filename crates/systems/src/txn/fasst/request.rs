@@ -21,7 +21,8 @@
 //! The transaction of a `get` is that of the client, or 0 if it has no locks: it reads buckets that it has locked
 //! itself. The taken places of a `lock` are those that the transaction was given in the bucket before. The keys before
 //! the last one of a `lock+get` are those of other requests of the same batch, which come first. So each new key gets a
-//! place of its own.
+//! place of its own. In the response to a `lock+get`, the place is 2^64 - 1 if the key has none and its bucket's chain has
+//! no free one: a `lock` adds an extra bucket, for a key that is written.
 //!
 //! `raise` with the epoch `PROMOTION` forgets all epochs of the client.
 //!
@@ -50,7 +51,8 @@ pub const GRANT: u8 = 9;
 /// Type of the request to admit only packets with this epoch of the client.
 pub const RAISE: u8 = 10;
 pub(super) const LOOK: u8 = 11;
-pub(super) const RECORD: u8 = 12;
+/// Type of the request that returns the record of a lane.
+pub const RECORD: u8 = 12;
 pub(super) const FILL: u8 = 13;
 /// Type of the request that locks a bucket and reads a key.
 pub const LOCK_GET: u8 = 14;
@@ -101,6 +103,9 @@ pub(super) fn words<const N: usize>(payload: &[u8]) -> Option<([u64; N], &[u8])>
     let (words, rest) = <[U64; N]>::ref_from_prefix(payload).ok()?;
     Some((words.map(U64::get), rest))
 }
+
+/// In the response to a lock request that reads: the key has no place, and its bucket has no free one.
+pub(super) const NO_PLACE: u64 = u64::MAX;
 
 /// Appends places that the transaction of a lock request was given before.
 pub(super) fn put_places(out: &mut Vec<u8>, places: impl ExactSizeIterator<Item = Place>) {

@@ -21,8 +21,8 @@ use super::layout::{
     WRITES_MAX, Word, Write, buckets_for,
 };
 use super::request::{
-    ABORT, BACKUP, CLOSE, COMMIT, FILL, GET, GRANT, LOCK, LOCK_GET, LOG, LOOK, LaneState, PROMOTION, RAISE,
-    RECORD, Status, VALIDATE, keys, places, put_words, words,
+    ABORT, BACKUP, CLOSE, COMMIT, FILL, GET, GRANT, LOCK, LOCK_GET, LOG, LOOK, LaneState, NO_PLACE,
+    PROMOTION, RAISE, RECORD, Status, VALIDATE, keys, places, put_words, words,
 };
 use super::{KIND, mutants};
 use crate::hash_slots::Placement;
@@ -31,6 +31,7 @@ use crate::rpc::fasst::{Handled, Handler, Handlers, Header};
 use farside_remote::service::{Call, Context, Extent, Kind, Locks, Plan, Service, Work};
 use farside_remote::{Memory, Rights, Width};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::time::Duration;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -206,11 +207,12 @@ const fn handlers<M: Memory>() -> Handlers<Table, M> {
     Handlers { of: handler::<M>, admits: admits::<M> }
 }
 
-/// Whether the packet has the epoch that is admitted for its client. Requests that grant or raise epochs, or that look
-/// at a lane, need none.
+/// Whether the packet has the epoch that is admitted for its client. Requests that grant or raise epochs, or that return
+/// the state of a lane, need none.
 fn admits<M: Memory>(table: &Table, memory: &M, header: &Header, kinds: &[u8]) -> Result<bool, M::Wait> {
     if header.epoch == PROMOTION
-        || kinds.iter().all(|kind| [GRANT, RAISE, LOOK, RECORD].contains(kind))
+        || kinds.iter().all(|kind| [GRANT, RAISE, LOOK].contains(kind))
+        || (kinds == [RECORD] && mutants::OLD_EPOCH_GETS_RECORD.is_on())
         || mutants::OLD_EPOCH_ACCEPTED.is_on()
     {
         return Ok(true);
@@ -336,17 +338,18 @@ fn lock<M: Memory>(
     out: &mut Vec<u8>,
 ) -> Handled<M::Wait> {
     let at = At { table, memory };
-    let rooms = match at.lock(header, payload, out)? {
+    let rooms = match at.lock(header, payload, true, out)? {
         Ok(Lock { rooms, .. }) => rooms,
         Err(Declined::By(status)) => return Ok(Ok(done(status))),
         Err(Declined::For(reason)) => return Ok(Err(reason.into())),
     };
-    put_words(out, &[rooms.iter().map(|(_, slot)| stamp_of(slot)).max().unwrap_or(0)]);
-    rooms.iter().for_each(|(place, _)| put_words(out, &[place.bits()]));
+    put_words(out, &[rooms.iter().map(Room::stamp).max().unwrap_or(0)]);
+    rooms.iter().filter_map(Room::place).for_each(|place| put_words(out, &[place.bits()]));
     Ok(Ok(done(Status::Done)))
 }
 
-/// Does the same, and reads the last key.
+/// Locks the bucket of keys that a transaction may write, and reads the last key. Finds places only in the buckets that
+/// the chain has.
 fn lock_and_get<M: Memory>(
     table: &Table,
     memory: &M,
@@ -355,14 +358,14 @@ fn lock_and_get<M: Memory>(
     out: &mut Vec<u8>,
 ) -> Handled<M::Wait> {
     let at = At { table, memory };
-    let (version, key, rooms) = match at.lock(header, payload, out)? {
+    let (version, key, rooms) = match at.lock(header, payload, false, out)? {
         Ok(Lock { version, last, rooms }) => (version, last, rooms),
         Err(Declined::By(status)) => return Ok(Ok(done(status))),
         Err(Declined::For(reason)) => return Ok(Err(reason.into())),
     };
-    let (place, slot) = *some!(rooms.last(), MALFORMED);
-    put_words(out, &[version, stamp_of(&slot), place.bits()]);
-    Ok(Ok(done(at.read_value(slot.map(|slot| (place, slot)), key, out)?)))
+    let room = some!(rooms.last(), MALFORMED);
+    put_words(out, &[version, room.stamp(), room.place().map_or(NO_PLACE, Place::bits)]);
+    Ok(Ok(done(at.read_value(room.slot(), key, out)?)))
 }
 
 /// Checks that a bucket has a version, and no lock of another transaction.
@@ -614,6 +617,16 @@ struct Found {
     last: u64,
 }
 
+impl Found {
+    /// The place of the key, or one that is free and not `taken`.
+    fn room(self, taken: &BTreeSet<Place>) -> Room {
+        match self.slot {
+            Some((place, slot)) => Room::Slot(place, slot),
+            None => self.free.into_iter().find(|place| !taken.contains(place)).map_or(Room::None, Room::Free),
+        }
+    }
+}
+
 /// Room for a key.
 enum Room {
     /// The key has this slot.
@@ -623,13 +636,33 @@ enum Room {
     None,
 }
 
+impl Room {
+    fn slot(&self) -> Option<(Place, SlotHead)> {
+        match self {
+            Room::Slot(place, slot) => Some((*place, *slot)),
+            Room::Free(_) | Room::None => None,
+        }
+    }
+
+    fn place(&self) -> Option<Place> {
+        match self {
+            Room::Slot(place, _) | Room::Free(place) => Some(*place),
+            Room::None => None,
+        }
+    }
+
+    fn stamp(&self) -> u64 {
+        self.slot().map_or(0, |(_, slot)| slot.stamp.get())
+    }
+}
+
 /// A bucket that a request has locked, or had locked before.
 struct Lock<'p> {
     version: u64,
     /// The last key of the request.
     last: &'p [u8],
-    /// For each key its place, and its slot if it has one.
-    rooms: Vec<(Place, Option<SlotHead>)>,
+    /// For each key.
+    rooms: Vec<Room>,
 }
 
 /// Reason why a request does not lock a bucket.
@@ -638,10 +671,6 @@ enum Declined {
     By(Status),
     /// The request is refused.
     For(&'static str),
-}
-
-fn stamp_of(slot: &Option<SlotHead>) -> u64 {
-    slot.map_or(0, |slot| slot.stamp.get())
 }
 
 impl<M: Memory> At<'_, M> {
@@ -666,18 +695,19 @@ impl<M: Memory> At<'_, M> {
     }
 
     /// Locks a bucket for the transaction of a lock request, unless it has the lock, and finds the places of the
-    /// request's keys. If another transaction has the lock, appends that one to `out`.
+    /// request's keys. If a place is `due` to each key, adds extra buckets to the bucket's chain. If another transaction
+    /// has the lock, appends that one to `out`.
     fn lock<'p>(
         &self,
         header: &Header,
         payload: &'p [u8],
+        due: bool,
         out: &mut Vec<u8>,
     ) -> Result<Result<Lock<'p>, Declined>, M::Wait> {
         let Some(([txn, bucket, expected], rest)) = words(payload) else {
             return Ok(Err(Declined::For(MALFORMED)));
         };
-        let Some((mut taken, keys)) = places(rest).and_then(|(taken, rest)| Some((taken, keys(rest)?)))
-        else {
+        let Some((taken, keys)) = places(rest).and_then(|(taken, rest)| Some((taken, keys(rest)?))) else {
             return Ok(Err(Declined::For(MALFORMED)));
         };
         let (txn, table) = (TxnId::of_bits(txn), self.table);
@@ -685,7 +715,10 @@ impl<M: Memory> At<'_, M> {
         let are_own = keys
             .iter()
             .all(|key| key.len() <= table.spec().pair_max as usize && table.bucket_of(key) == bucket);
-        if !are_own {
+        let are_too_many = (taken.len() + keys.len()) as u64 > table.spec().held_max();
+        // Each key would get a place of its own.
+        let are_repeated = keys.len() > 1 && BTreeSet::from_iter(&keys).len() < keys.len();
+        if !are_own || are_too_many || are_repeated {
             return Ok(Err(Declined::For(NO_BUCKET)));
         }
         let mut word = self.word(number)?;
@@ -705,16 +738,18 @@ impl<M: Memory> At<'_, M> {
             return Ok(Err(Declined::For(NO_BUCKET)));
         }
         let (mut rooms, last) = (Vec::with_capacity(keys.len()), *keys.last().expect("a request has a key"));
+        let mut taken = BTreeSet::from_iter(taken);
         for key in keys {
-            rooms.push(match self.find_or_reserve(bucket, key, &taken)? {
-                Some(Room::Slot(place, slot)) => (place, Some(slot)),
-                Some(Room::Free(place)) => {
-                    taken.push(place);
-                    (place, None)
-                }
-                Some(Room::None) => return Ok(Err(Declined::By(Status::Full))),
-                None => return Ok(Err(Declined::For(DAMAGED))),
-            });
+            let room = match due || mutants::READ_CHAINS.is_on() {
+                true => self.find_or_reserve(bucket, key, &taken)?,
+                false => self.find(bucket, key)?.map(|found| found.room(&taken)),
+            };
+            let Some(room) = room else { return Ok(Err(Declined::For(DAMAGED))) };
+            if due && matches!(room, Room::None) {
+                return Ok(Err(Declined::By(Status::Full)));
+            }
+            taken.extend(room.place());
+            rooms.push(room);
         }
         if !self.take(number, &mut word, txn, (bucket, head))? {
             return Ok(Err(Declined::For(NO_BUCKET)));
@@ -793,14 +828,18 @@ impl<M: Memory> At<'_, M> {
         Ok(None)
     }
 
-    /// Finds the place of a key, or one that is free and not `taken`. Chains an extra bucket if there is none.
-    fn find_or_reserve(&self, bucket: u64, key: &[u8], taken: &[Place]) -> Result<Option<Room>, M::Wait> {
-        let Some(Found { slot, free, last }) = self.find(bucket, key)? else { return Ok(None) };
-        if let Some((place, slot)) = slot {
-            return Ok(Some(Room::Slot(place, slot)));
-        }
-        if let Some(place) = free.into_iter().find(|place| !taken.contains(place)) {
-            return Ok(Some(Room::Free(place)));
+    /// Finds the place of a key, or one that is free and not `taken`. Adds an extra bucket to the chain if there is none.
+    fn find_or_reserve(
+        &self,
+        bucket: u64,
+        key: &[u8],
+        taken: &BTreeSet<Place>,
+    ) -> Result<Option<Room>, M::Wait> {
+        let Some(found) = self.find(bucket, key)? else { return Ok(None) };
+        let last = found.last;
+        match found.room(taken) {
+            Room::None => {}
+            room => return Ok(Some(room)),
         }
         let (used_at, spec) = (self.table.used_extras().raw(), self.table.spec());
         let mut used = self.memory.load(used_at, Width::W8)?;

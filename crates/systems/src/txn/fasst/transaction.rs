@@ -22,7 +22,7 @@
 //! Invariant: a locked bucket has the version of all reads of its keys, those before the lock and those under it.
 
 use super::layout::{ANY_VERSION, EntryId, Place, RecordHeader, SLOTS, TxnId, Write};
-use super::request::{GET, LOCK, LOCK_GET, Status, VALIDATE, put_key, put_places, words};
+use super::request::{GET, LOCK, LOCK_GET, NO_PLACE, Status, VALIDATE, put_key, put_places, words};
 use super::site::{Ask, Asked, BucketId, Missed, Site, Told};
 use super::{Client, Done, Ended, Job, PATIENCE, mutants};
 use crate::rpc::fasst::{Batch, ENTRIES_MAX};
@@ -93,8 +93,8 @@ struct Open {
 struct Locked {
     /// The highest stamp of the keys below.
     stamp: u64,
-    /// Places of keys that the transaction may write.
-    places: BTreeMap<Vec<u8>, Place>,
+    /// Places of keys that the transaction may write; `None` if a key has no place yet.
+    places: BTreeMap<Vec<u8>, Option<Place>>,
 }
 
 impl Lane {
@@ -300,7 +300,7 @@ impl<F: Fabric + Clock> Client<F> {
         let expected = expected.unwrap_or(ANY_VERSION);
         let mut ask = Ask::new(member, kind, &[open.txn.bits(), bucket, expected]);
         let taken = open.locked.get(&(member, bucket)).map(|locked| &locked.places);
-        let taken: Vec<Place> = taken.into_iter().flat_map(BTreeMap::values).copied().collect();
+        let taken: Vec<Place> = taken.into_iter().flat_map(BTreeMap::values).copied().flatten().collect();
         put_places(&mut ask.payload, taken.into_iter());
         keys.for_each(|key| put_key(&mut ask.payload, key));
         ask
@@ -317,7 +317,10 @@ impl<F: Fabric + Clock> Client<F> {
         let told = self.granted(open, id.0, outcome)?;
         let damaged = TxnError::Damaged("a value that no node sends");
         let Some(([version, stamp, place], value)) = words(&told.payload) else { return Err(damaged) };
-        let place = self.place(place).filter(|_| stamp < u64::MAX).ok_or(damaged)?;
+        let place = match place {
+            NO_PLACE => None,
+            place => Some(self.place(place).filter(|_| stamp < u64::MAX).ok_or(damaged)?),
+        };
         let locked = open.locked.entry(id).or_default();
         locked.stamp = locked.stamp.max(stamp);
         locked.places.insert(key.to_vec(), place);
@@ -438,7 +441,7 @@ impl<F: Fabric + Clock> Client<F> {
         let (mut asks, mut asked) = (Vec::new(), Vec::new());
         for (id, part) in parts {
             let places = open.locked.get(id).map(|locked| &locked.places);
-            let is_new = |key: &&[u8]| places.is_none_or(|places| !places.contains_key(*key));
+            let is_new = |key: &&[u8]| places.and_then(|places| *places.get(*key)?).is_none();
             let keys: Vec<&[u8]> = part.writes.iter().map(|(key, _)| *key).filter(is_new).collect();
             if !keys.is_empty() {
                 let ask = self.lock_ask(open, LOCK, (*id, part.version), keys.iter().copied());
@@ -458,7 +461,9 @@ impl<F: Fabric + Clock> Client<F> {
                 Ok((stamp, places)) => {
                     let locked = open.locked.entry(id).or_default();
                     locked.stamp = locked.stamp.max(stamp);
-                    locked.places.extend(keys.into_iter().map(<[u8]>::to_vec).zip(places));
+                    locked
+                        .places
+                        .extend(keys.into_iter().map(<[u8]>::to_vec).zip(places.into_iter().map(Some)));
                 }
                 Err(error) => _ = failure.get_or_insert(error),
             }
@@ -469,7 +474,7 @@ impl<F: Fabric + Clock> Client<F> {
             let locked = &open.locked[&(*member, *bucket)];
             stamp = stamp.max(locked.stamp);
             writes.extend(part.writes.iter().map(|(key, value)| Write {
-                place: locked.places[*key],
+                place: locked.places[*key].expect("each written key was given one"),
                 bucket: *bucket,
                 member: *member as u8,
                 key,
