@@ -166,6 +166,36 @@ pub struct KindReport {
     pub errors: u64,
 }
 
+impl KindReport {
+    /// Adds the transactions of another process, which ran at the same time.
+    pub fn add(&mut self, other: &KindReport) {
+        let each = [&*self, other];
+        let commits = each.map(|kind| kind.commits as f64);
+        let found: f64 = each.iter().zip(commits).map(|(kind, commits)| kind.success_rate * commits).sum();
+        let abort_rate =
+            aborts_of_all(each.iter().zip(commits).map(|(kind, commits)| (commits, kind.abort_rate)));
+        let all = commits[0] + commits[1];
+        *self = KindReport {
+            ops_per_s: self.ops_per_s + other.ops_per_s,
+            commits: self.commits + other.commits,
+            success_rate: if all > 0.0 { found / all } else { 0.0 },
+            abort_rate,
+            errors: self.errors + other.errors,
+        };
+    }
+}
+
+/// Fraction of all attempts that met another transaction, of parts that have committed so much, with such a fraction
+/// each.
+pub fn aborts_of_all(parts: impl IntoIterator<Item = (f64, f64)>) -> f64 {
+    let (mut commits, mut attempts) = (0.0, 0.0);
+    for (committed, abort_rate) in parts.into_iter().filter(|(_, abort_rate)| *abort_rate < 1.0) {
+        commits += committed;
+        attempts += committed / (1.0 - abort_rate);
+    }
+    if attempts > 0.0 { 1.0 - commits / attempts } else { 0.0 }
+}
+
 /// Report of the load phase, which puts the records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
@@ -378,10 +408,10 @@ pub fn operations_table(report: &YcsbReport) -> Table {
 }
 
 /// Returns a table of a report's kinds of transactions, one kind in each row.
-pub fn mix_table(report: &YcsbReport) -> Table {
+pub fn mix_table(mix: &BTreeMap<String, KindReport>) -> Table {
     let mut table = Table::new(["transaction", "share %", "per second", "success %", "aborts %"]);
-    let all: f64 = report.mix.values().map(|kind| kind.ops_per_s).sum();
-    for (name, kind) in &report.mix {
+    let all: f64 = mix.values().map(|kind| kind.ops_per_s).sum();
+    for (name, kind) in mix {
         let percent = |share: f64| format!("{:.2}", 100.0 * share);
         table.push([
             name.clone(),

@@ -402,7 +402,7 @@ impl Ycsb {
         }
         let report = self.measure.report(session, duration)?;
         self.tell(&report)?;
-        check(&report)
+        check(report.errors, report.violations)
     }
 
     /// # Errors
@@ -624,9 +624,7 @@ impl Measure {
             );
         }
         if (report.ops_per_s, report.errors) == (0.0, 0) {
-            return Err(Failure::Error(
-                "no operation completed during the measurement: give more --seconds".into(),
-            ));
+            return Err(nothing_done());
         }
         Ok(report)
     }
@@ -642,13 +640,15 @@ impl Measure {
 
 /// # Errors
 /// Operations failed, or values were wrong.
-fn check(report: &YcsbReport) -> Done {
-    match (report.errors, report.violations) {
+fn check(errors: u64, violations: u64) -> Done {
+    match (errors, violations) {
         (0, 0) => Ok(()),
-        (errors, violations) => {
-            Err(Failure::Error(format!("{errors} operations failed, {violations} values were wrong")))
-        }
+        _ => Err(Failure::Error(format!("{errors} operations failed, {violations} values were wrong"))),
     }
+}
+
+fn nothing_done() -> Failure {
+    Failure::Error("no operation completed during the measurement: give more --seconds".into())
 }
 
 /// Prints a report as tables.

@@ -115,7 +115,7 @@ impl Blocks {
                 }
             }
         }
-        check(&report)
+        check(report.errors, report.violations)
     }
 
     fn config(&self) -> Result<SessionConfig, Failure> {

@@ -142,7 +142,7 @@ impl Latch {
                 print_line!("scheme {}; no update was lost", self.scheme);
             }
         }
-        check(&report)
+        check(report.errors, report.violations)
     }
 
     fn config(&self) -> Result<SessionConfig, Failure> {

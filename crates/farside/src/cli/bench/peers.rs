@@ -16,17 +16,19 @@
 //! process lives.
 
 use super::session::{Audited, Measured, Phases, SessionConfig, Transactions, check_memory_of, memory_for};
-use super::{ExistingNode, FabricArg};
+use super::{ExistingNode, FabricArg, check, nothing_done};
 use crate::cli::child::Server;
 use crate::cli::node::die_with_parent;
 use crate::cli::{Done, Failure};
 use farside::Pool;
 use farside::parts::join_urls;
-use farside_bench::report::YcsbReport;
+use farside_bench::report::{KindReport, YcsbReport, aborts_of_all, mix_table};
 use farside_node::host::Listen;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
@@ -49,10 +51,10 @@ struct Peer {
 }
 
 impl Peer {
-    /// Starts a peer with this command's own arguments.
-    fn start() -> Result<Peer, Failure> {
+    /// Starts the peer with this number, with this command's own arguments.
+    fn start(number: u32) -> Result<Peer, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(std::env::args_os().skip(1)).arg("--as-peer");
+        command.args(std::env::args_os().skip(1)).args(["--as-peer", &number.to_string()]);
         let mut server = Server::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let input = server.stdin().take().expect("it is piped");
         let output = BufReader::new(server.stdout().take().expect("it is piped"));
@@ -82,7 +84,7 @@ fn hear<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<Option<T>, Failu
 /// Starts the peers, has them measure, and prints what they have done together.
 pub(super) fn run<W: Audited>(count: u32, config: SessionConfig, is_json: bool) -> Done {
     check_memory_of(count, &config)?;
-    let mut peers = (0..count).map(|_| Peer::start()).collect::<Result<Vec<Peer>, Failure>>()?;
+    let mut peers = (0..count).map(Peer::start).collect::<Result<Vec<Peer>, Failure>>()?;
     let urls = peers.iter_mut().map(Peer::hear).collect::<Result<Vec<String>, Failure>>()?;
     let (system, tasks, threads) = (config.system.kind, config.tasks, config.threads);
     let existing =
@@ -95,16 +97,13 @@ pub(super) fn run<W: Audited>(count: u32, config: SessionConfig, is_json: bool) 
     peers.iter_mut().try_for_each(|peer| peer.tell(&"go"))?;
     let reports = peers.iter_mut().map(Peer::hear).collect::<Result<Vec<YcsbReport>, Failure>>()?;
     drop(loaded);
-    let sum = |of: &dyn Fn(&YcsbReport) -> f64| -> f64 { reports.iter().map(of).sum() };
-    let rate = sum(&|report| report.ops_per_s);
-    // Node and clients of a peer are one process.
-    let cpu_us = sum(&|report| report.cpu_s_per_mop.client * report.ops_per_s) / rate;
-    let aborts = sum(&|report| report.abort_rate.unwrap_or_default() * report.ops_per_s) / rate;
-    let errors: u64 = reports.iter().map(|report| report.errors).sum();
+    let total = Total::of(&reports)?;
+    let Total { ops_per_s: rate, abort_rate, cpu_us, errors, violations, mix } = &total;
     if is_json {
         let object = json!({
             "system": system, "peers": count, "threads": threads, "tasks": tasks, "ops_per_s": rate,
-            "abort_rate": aborts, "cpu_us_per_transaction": cpu_us, "errors": errors, "reports": reports,
+            "abort_rate": abort_rate, "cpu_us_per_transaction": cpu_us, "errors": errors, "violations": violations,
+            "mix": mix, "reports": reports,
         });
         print_line!("{object}");
     } else {
@@ -120,17 +119,62 @@ pub(super) fn run<W: Audited>(count: u32, config: SessionConfig, is_json: bool) 
             );
         }
         print_line!("{:<8}{rate:>16.0}; {cpu_us:.1} us of CPU time for a transaction, on all peers", "all");
-    }
-    match errors {
-        0 => Ok(()),
-        errors => {
-            Err(Failure::Error(format!("{errors} transactions failed: the output above names the first")))
+        if !mix.is_empty() {
+            print_line!("{}", mix_table(mix).to_string().trim_end());
         }
+    }
+    check(*errors, *violations)
+}
+
+/// What all peers have done together.
+struct Total {
+    ops_per_s: f64,
+    /// Fraction of the attempts that met another transaction.
+    abort_rate: f64,
+    /// CPU time of all peers for a transaction, in microseconds.
+    cpu_us: f64,
+    errors: u64,
+    violations: u64,
+    mix: BTreeMap<String, KindReport>,
+}
+
+impl Total {
+    /// # Errors
+    /// The peers have done nothing.
+    fn of(reports: &[YcsbReport]) -> Result<Total, Failure> {
+        let sum = |of: &dyn Fn(&YcsbReport) -> f64| -> f64 { reports.iter().map(of).sum() };
+        let count = |of: fn(&YcsbReport) -> u64| -> u64 { reports.iter().map(of).sum() };
+        let (ops_per_s, errors) = (sum(&|report| report.ops_per_s), count(|report| report.errors));
+        if ops_per_s == 0.0 && errors == 0 {
+            return Err(nothing_done());
+        }
+        let attempts = reports.iter().map(|report| (report.ops_per_s, report.abort_rate.unwrap_or_default()));
+        let mut mix: BTreeMap<String, KindReport> = BTreeMap::new();
+        for (name, kind) in reports.iter().flat_map(|report| &report.mix) {
+            match mix.entry(name.clone()) {
+                Entry::Vacant(entry) => _ = entry.insert(*kind),
+                Entry::Occupied(mut entry) => entry.get_mut().add(kind),
+            }
+        }
+        Ok(Total {
+            ops_per_s,
+            abort_rate: aborts_of_all(attempts),
+            // Node and clients of a peer are one process.
+            cpu_us: sum(&|report| report.cpu_s_per_mop.client * report.ops_per_s) / ops_per_s,
+            errors,
+            violations: count(|report| report.violations),
+            mix,
+        })
     }
 }
 
-/// Serves memory to all peers, and measures when the first process says so.
-pub(super) fn serve<W: Audited>(config: SessionConfig) -> Done {
+/// Serves memory to all peers, and measures when the first process says so. The process is the peer with this number,
+/// of so many. `complete` adds to its report.
+pub(super) fn serve<W: Audited>(
+    (number, count): (u32, u32),
+    config: SessionConfig,
+    complete: impl FnOnce(&Measured<Transactions<W>>, &mut YcsbReport),
+) -> Done {
     die_with_parent()?;
     let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let listen = match config.fabric {
@@ -148,12 +192,21 @@ pub(super) fn serve<W: Audited>(config: SessionConfig) -> Done {
         false => farside::connect(url),
     });
     let pool = Pool::joined(&pools.collect::<Result<Vec<Pool>, _>>()?);
-    let config = SessionConfig { phases: Phases::Run(store), quiet: true, ..config };
+    let config = SessionConfig {
+        phases: Phases::Run(store),
+        quiet: true,
+        target: config.target.map(|target| target / f64::from(count)),
+        // Each peer draws transactions and pauses of its own.
+        seed: config.seed ^ u64::from(number + 1) << 48,
+        ..config
+    };
     let session = Measured::<Transactions<W>>::within(&pool, config)?;
     print_line!("{}", json!("ready"));
     let Some(_go) = hear::<String>(&mut first)? else { return Ok(()) };
     let mut report = session.measure(duration)?;
     report.abort_rate = Some(session.abort_rate());
+    report.cpu_s_per_mop.node = None; // This process is a node, too.
+    complete(&session, &mut report);
     print_line!("{}", serde_json::to_string(&report)?);
     // Other peers may not be done yet.
     hear::<String>(&mut first).map(drop)

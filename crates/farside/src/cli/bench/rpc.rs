@@ -116,7 +116,7 @@ impl Rpc {
                 }
             }
         }
-        check(&report)
+        check(report.errors, report.violations)
     }
 
     fn asking(&self) -> Asking {

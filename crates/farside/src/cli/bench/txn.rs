@@ -67,12 +67,13 @@ pub(super) struct Txn {
     #[arg(long)]
     verify: bool,
     /// Run this many processes, each with a memory node and the clients: each holds a part of the records, and reaches
-    /// it without a packet; over udp or tcp [default: one node, and the clients in this process]
+    /// it without a packet; over udp or tcp, with --target for all together [default: one node, and the clients in this
+    /// process]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=PEERS_MAX))]
     peers: Option<u32>,
-    /// This process is one of them.
+    /// This process is the one of them with this number.
     #[arg(long, hide = true, requires = "peers")]
-    as_peer: bool,
+    as_peer: Option<u32>,
     #[command(flatten)]
     existing: ExistingNode,
     /// Print the result as one JSON object on the last line
@@ -162,20 +163,30 @@ impl Txn {
         self.measure.check_log()?;
         self.check_peers()?;
         let config = self.config()?;
-        match (self.peers, self.workload) {
-            (Some(peers), WorkloadArg::YcsbT) => return self.peers::<TxnWork>(peers, config),
-            (Some(peers), _) => return self.peers::<Oltp<AnyBenchmark>>(peers, config),
-            (None, _) => {}
-        }
         match self.workload {
-            WorkloadArg::YcsbT => self.measured::<TxnWork>(config, |_, _| Ok(())),
-            _ => self.measured::<Oltp<AnyBenchmark>>(config, |session, report| {
+            WorkloadArg::YcsbT => self.run_as::<TxnWork>(config, |_, _| ()),
+            _ => self.run_as::<Oltp<AnyBenchmark>>(config, |session, report| {
                 report.mix = mix(&session.kinds(), report);
                 if self.workload == WorkloadArg::Tatp {
                     report.distribution = "nurand".into();
                 }
-                Ok(())
             }),
+        }
+    }
+
+    /// Runs transactions of this work. `complete` adds to the report.
+    fn run_as<W: Audited>(
+        &self,
+        config: SessionConfig,
+        complete: impl FnOnce(&Measured<Transactions<W>>, &mut YcsbReport),
+    ) -> Done {
+        match (self.peers, self.as_peer) {
+            (Some(peers), None) => {
+                note!("{peers} peers, each with {}", self.describe(&config));
+                peers::run::<W>(peers, config, self.json)
+            }
+            (Some(peers), Some(number)) => peers::serve::<W>((number, peers), config, complete),
+            (None, _) => self.measured(config, complete),
         }
     }
 
@@ -219,16 +230,23 @@ impl Txn {
     /// # Errors
     /// A flag does not go with `--peers`.
     fn check_peers(&self) -> Done {
-        if self.peers.is_none() {
-            return Ok(());
-        }
+        let Some(peers) = self.peers else { return Ok(()) };
+        // Peers with a number of operations each would end at different times.
         let refused = [
             ("--pool", self.existing.has_pool()),
             ("--verify", self.verify),
             ("--hdr-log", self.measure.has_log()),
+            ("--operations", self.measure.operations.is_some()),
         ];
         if let Some((flag, _)) = refused.into_iter().find(|(_, is_given)| *is_given) {
             return Err(Failure::Error(format!("{flag} does not go with --peers: leave one of them out")));
+        }
+        if self.measure.threads > INDEX_THREADS_MAX / peers {
+            return Err(Failure::Error(format!(
+                "a transactional store has ids for 64 clients, and each thread of a peer is one: give at most {} \
+                 --threads to {peers} peers",
+                INDEX_THREADS_MAX / peers
+            )));
         }
         match self.fabric {
             None | Some(FabricArg::Udp | FabricArg::Tcp) => Ok(()),
@@ -239,18 +257,10 @@ impl Txn {
         }
     }
 
-    fn peers<W: Audited>(&self, peers: u32, config: SessionConfig) -> Done {
-        if self.as_peer {
-            return peers::serve::<W>(config);
-        }
-        note!("{peers} peers, each with {}", self.describe(&config));
-        peers::run::<W>(peers, config, self.json)
-    }
-
     fn measured<W: Audited>(
         &self,
         config: SessionConfig,
-        complete: impl FnOnce(&Measured<Transactions<W>>, &mut YcsbReport) -> Done,
+        complete: impl FnOnce(&Measured<Transactions<W>>, &mut YcsbReport),
     ) -> Done {
         let duration = Duration::from_secs_f64(config.seconds);
         note!("{}", self.describe(&config));
@@ -262,14 +272,15 @@ impl Txn {
                 report.read_back = Some(report.records);
             }
             report.abort_rate = Some(session.abort_rate());
-            complete(session, report)
+            complete(session, report);
+            Ok(())
         })?;
         match self.json {
             true => print_line!("{}", serde_json::to_string(&report)?),
             false => {
                 show(&report)?;
                 if !report.mix.is_empty() {
-                    print_line!("{}", mix_table(&report).to_string().trim_end());
+                    print_line!("{}", mix_table(&report.mix).to_string().trim_end());
                 }
                 let rate = 100.0 * report.abort_rate.unwrap_or_default();
                 print_line!("{rate:.2} % of the attempts met another transaction and were repeated");
@@ -278,7 +289,7 @@ impl Txn {
                 }
             }
         }
-        check(&report)
+        check(report.errors, report.violations)
     }
 
     fn describe(&self, config: &SessionConfig) -> String {

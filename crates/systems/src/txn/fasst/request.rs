@@ -21,8 +21,8 @@
 //! The transaction of a `get` is that of the client, or 0 if it has no locks: it reads buckets that it has locked
 //! itself. The taken places of a `lock` are those that the transaction was given in the bucket before. The keys before
 //! the last one of a `lock+get` are those of other requests of the same batch, which come first. So each new key gets a
-//! place of its own. In the response to a `lock+get`, the place is 2^64 - 1 if the key has none and its bucket's chain has
-//! no free one: a `lock` adds an extra bucket, for a key that is written.
+//! place of its own. In the response to a `lock+get`, the place is 2^64 - 1 if the key has none and its bucket's chain
+//! has no free one: a `lock` adds an extra bucket, for a key that is written.
 //!
 //! `raise` with the epoch `PROMOTION` forgets all epochs of the client.
 //!

@@ -207,8 +207,8 @@ const fn handlers<M: Memory>() -> Handlers<Table, M> {
     Handlers { of: handler::<M>, admits: admits::<M> }
 }
 
-/// Whether the packet has the epoch that is admitted for its client. Requests that grant or raise epochs, or that return
-/// the state of a lane, need none.
+/// Whether the packet has the epoch that is admitted for its client. Requests that grant or raise epochs, or that
+/// return the state of a lane, need none.
 fn admits<M: Memory>(table: &Table, memory: &M, header: &Header, kinds: &[u8]) -> Result<bool, M::Wait> {
     if header.epoch == PROMOTION
         || kinds.iter().all(|kind| [GRANT, RAISE, LOOK].contains(kind))
@@ -695,8 +695,8 @@ impl<M: Memory> At<'_, M> {
     }
 
     /// Locks a bucket for the transaction of a lock request, unless it has the lock, and finds the places of the
-    /// request's keys. If a place is `due` to each key, adds extra buckets to the bucket's chain. If another transaction
-    /// has the lock, appends that one to `out`.
+    /// request's keys. If a place is `due` to each key, adds extra buckets to the bucket's chain. If another
+    /// transaction has the lock, appends that one to `out`.
     fn lock<'p>(
         &self,
         header: &Header,
@@ -828,7 +828,8 @@ impl<M: Memory> At<'_, M> {
         Ok(None)
     }
 
-    /// Finds the place of a key, or one that is free and not `taken`. Adds an extra bucket to the chain if there is none.
+    /// Finds the place of a key, or one that is free and not `taken`. Adds an extra bucket to the chain if there is
+    /// none.
     fn find_or_reserve(
         &self,
         bucket: u64,

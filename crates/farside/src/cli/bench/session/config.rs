@@ -86,7 +86,12 @@ pub(in crate::cli) struct SessionConfig {
     pub(in crate::cli) repeats: u32,
     pub(in crate::cli) log: Option<Log>,
     pub(in crate::cli) phases: Phases,
+    /// Seed of all random draws.
+    pub(in crate::cli) seed: u64,
 }
+
+/// Seed of all random draws of a measurement, unless it has several processes.
+pub(in crate::cli) const SEED: u64 = 42;
 
 /// Log file of latencies, in intervals of length `every`.
 #[derive(Clone)]
@@ -147,6 +152,7 @@ impl SessionConfig {
             repeats: 1,
             log: None,
             phases: Phases::Both,
+            seed: SEED,
         }
     }
 

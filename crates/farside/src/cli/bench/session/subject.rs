@@ -148,7 +148,7 @@ impl Subject for Keys {
             verify: config.verify,
             by_node: config.by_node,
             sampled: config.sampled,
-            seed: SEED,
+            seed: config.seed,
         };
         plan.run().map_err(Failure::Error)
     }
@@ -253,7 +253,7 @@ impl Subject for Replicas {
             tasks: config.threads * config.tasks,
             verify: config.verify,
             sampled: config.sampled,
-            seed: SEED,
+            seed: config.seed,
         };
         plan.run().map_err(Failure::Error)
     }
@@ -345,7 +345,7 @@ impl Subject for Ordered {
             tasks: config.threads * config.tasks,
             verify: config.verify,
             sampled: config.sampled,
-            seed: SEED,
+            seed: config.seed,
         };
         plan.run().map_err(Failure::Error)
     }
@@ -447,7 +447,7 @@ impl Audited for TxnWork {
             keys: config.keys_per_transaction,
             tasks: config.threads * config.tasks,
             sampled: config.sampled,
-            seed: SEED,
+            seed: config.seed,
         };
         plan.run().map_err(Failure::Error)
     }
@@ -458,7 +458,7 @@ impl Audited for Oltp<AnyBenchmark> {
     fn planned(config: &SessionConfig) -> Result<Run<Self>, Failure> {
         let benchmark = config.benchmark.clone().expect("a run of a benchmark has one");
         let tasks = config.threads * config.tasks;
-        Oltp::run(benchmark, tasks, config.sampled, SEED, config.verify).map_err(Failure::Error)
+        Oltp::run(benchmark, tasks, config.sampled, config.seed, config.verify).map_err(Failure::Error)
     }
 }
 
@@ -568,7 +568,7 @@ impl Subject for Objects {
             len: config.value_size,
             tasks: config.threads * config.tasks,
             sampled: config.sampled,
-            seed: SEED,
+            seed: config.seed,
         };
         plan.run().map_err(Failure::Error)
     }
@@ -659,7 +659,7 @@ impl Subject for Calls {
             asking: config.calls.expect("a run of calls has calls").1,
             tasks: config.threads * config.tasks,
             sampled: config.sampled,
-            seed: SEED,
+            seed: config.seed,
         };
         plan.run().map_err(Failure::Error)
     }
@@ -715,9 +715,6 @@ impl Subject for Calls {
         pace.task(run, client, drawn, number, start, warmed_up).await;
     }
 }
-
-/// Seed of all random draws of a measurement.
-const SEED: u64 = 42;
 
 #[cfg(test)]
 mod tests {
