@@ -6,17 +6,18 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::cargo::{cargo, flags_after_the_callers, succeeds};
-use crate::{lanes, mutants, tidy};
+use crate::{lanes, mutants, tidy, verbs};
 
 type Step = (&'static str, fn(&Path) -> bool);
 
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     ("format", format),
     ("tidy", house_rules),
     ("clippy", clippy),
     ("doc", doc),
     ("build", build_tests),
     ("test", test),
+    ("verbs", verbs::quick),
 ];
 
 /// Environment variable that sets how many tests run concurrently.

@@ -18,11 +18,11 @@ const FIRST_LANE: &str = "farside";
 /// A test binary.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Binary {
-    package: String,
+    pub(crate) package: String,
     /// Folder of the package, in which cargo starts its tests.
-    folder: PathBuf,
-    target: String,
-    path: PathBuf,
+    pub(crate) folder: PathBuf,
+    pub(crate) target: String,
+    pub(crate) path: PathBuf,
 }
 
 /// Builds the workspace's tests. Returns their binaries; `None` if the build has failed.

@@ -5,6 +5,7 @@
 //! - [`fuzz`]: every decoder's fuzz target, for longer than in `cargo test`.
 //! - [`sim`]: runs systems in the simulator with many seeds, and finds seeds that expose mutants (variants with a
 //!   deliberate bug).
+//! - [`verbs`]: the tests that take an RDMA device, in a virtual machine ([`vm`]).
 //! - [`size`]: line counts of each crate.
 //! - [`mutants`]: the part of this program that runs as a wrapper around rustc and compiles the mutants in.
 
@@ -19,6 +20,8 @@ mod sim;
 mod size;
 mod soak;
 mod tidy;
+mod verbs;
+mod vm;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -35,6 +38,10 @@ Maintenance commands: cargo xtask CHORE
             per core); other flags are passed to `farside sim`, such as --system and --faults
             --mutants: searches for a seed that exposes each broken variant (mutant); --write-kills also saves
             the seeds; --kills: replays the saved seeds; --digests: recomputes the digests that the tests compare
+    verbs   the tests that take an RDMA device, in a virtual machine with Soft-RoCE; --quick: only what CI runs;
+            --here: on a device of this machine; NAME: only tests whose name contains it
+    vm      runs the COMMAND after -- as root in that virtual machine, with --memory MIB, --cpus N and --seconds N;
+            without a command, only prepares the virtual machine
     size    lines of code, comments and tests of each crate
     help    prints this text
 ";
@@ -50,6 +57,8 @@ enum Chore {
     /// Runs each fuzz target for this many seconds.
     Fuzz(u64),
     Sim(sim::Options),
+    Verbs(verbs::Options),
+    Vm(vm::Options),
     Size,
     Help,
 }
@@ -78,6 +87,8 @@ fn main() -> ExitCode {
         Chore::Soak => soak::run(root),
         Chore::Fuzz(seconds) => fuzz::run(root, seconds),
         Chore::Sim(options) => sim::run(root, &options),
+        Chore::Verbs(options) => verbs::run(root, &options),
+        Chore::Vm(options) => return ExitCode::from(vm::run(root, &options)),
         Chore::Size => size::run(root),
         Chore::Help => {
             print!("{HELP}");
@@ -95,6 +106,8 @@ fn chore(arguments: &[String]) -> Result<Chore, String> {
     let chore = match name.as_str() {
         "fuzz" => return fuzz_for(rest).map(Chore::Fuzz),
         "sim" => return sim::parse(rest).map(Chore::Sim),
+        "verbs" => return verbs::parse(rest).map(Chore::Verbs),
+        "vm" => return vm::parse(rest).map(Chore::Vm),
         "check" => Chore::Check,
         "tidy" => Chore::Tidy,
         "soak" => Chore::Soak,
@@ -134,7 +147,7 @@ mod tests {
         let is_name = |line: &&str| !line.starts_with(' ');
         let lines = HELP.lines().filter_map(|line| line.strip_prefix("    ")).filter(is_name);
         let named = lines.filter_map(|line| line.split_whitespace().next());
-        assert_eq!(named.clone().count(), 7);
+        assert_eq!(named.clone().count(), 9);
         for name in named {
             assert!(chore_of(name).is_ok(), "{name}");
         }

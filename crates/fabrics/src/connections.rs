@@ -538,6 +538,30 @@ impl<C: Connection> Connections<C> {
     }
 
     /// Returns the connection with this address, unless it has closed.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn get(&mut self, address: Connected) -> Option<&mut C> {
+        self.named(address).map(|tenant| &mut tenant.connection)
+    }
+
+    /// Closes a connection. The next call of [`Connections::receive`] reports it.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn close(&mut self, address: Connected) {
+        if self.named(address).is_some() {
+            self.end(address.place);
+        }
+    }
+
+    /// Passes every connection to `look`, with its address.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn each(&self, mut look: impl FnMut(Connected, &C)) {
+        for (place, of) in (0..).zip(&self.places) {
+            if let Some(Tenant { connection, peer, .. }) = &of.tenant {
+                look(Connected { place, generation: of.generation, peer: *peer }, connection);
+            }
+        }
+    }
+
+    /// Returns the tenant with this address, unless its connection has closed.
     fn named(&mut self, address: Connected) -> Option<&mut Tenant<C>> {
         let place = self.places.get_mut(address.place as usize)?;
         if place.generation == address.generation { place.tenant.as_mut() } else { None }

@@ -35,4 +35,6 @@ pub mod tcp;
 pub mod timer;
 mod together;
 pub mod udp;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 pub mod wait;

@@ -15,6 +15,8 @@ use farside_fabrics::tcp::TcpLine;
 use farside_fabrics::tcp::tls::TlsLine;
 use farside_fabrics::timer;
 use farside_fabrics::udp::UdpLine;
+#[cfg(feature = "verbs")]
+use farside_fabrics::verbs;
 use farside_fabrics::wait::{Waits, Wakeup};
 use farside_remote::arena::session::Counters;
 use farside_remote::clock::Clock;
@@ -195,6 +197,9 @@ pub enum Session {
     Tls(Box<Remote<TlsLine>>),
     /// `ring`: the node's engine runs the chains.
     Ring(Box<Remote<RingLine>>),
+    /// `verbs`: NICs run the chains that they can, and the node's engine the others.
+    #[cfg(feature = "verbs")]
+    Verbs(Box<verbs::Endpoint>),
     /// `udp` with injected faults.
     FaultyUdp(Box<Remote<FaultLine<UdpLine>>>),
     /// `tcp` with injected faults.
@@ -214,6 +219,8 @@ macro_rules! with_session {
             #[cfg(feature = "tls")]
             Session::Tls($inner) => $then,
             Session::Ring($inner) => $then,
+            #[cfg(feature = "verbs")]
+            Session::Verbs($inner) => $then,
             Session::FaultyUdp($inner) => $then,
             Session::FaultyTcp($inner) => $then,
             #[cfg(feature = "tls")]
@@ -232,6 +239,8 @@ impl Session {
             #[cfg(feature = "tls")]
             Session::Tls(endpoint) => endpoint.set_waiting(waiting),
             Session::Ring(endpoint) => endpoint.set_waiting(waiting),
+            #[cfg(feature = "verbs")]
+            Session::Verbs(endpoint) => endpoint.set_waiting(waiting),
             Session::FaultyUdp(endpoint) => endpoint.set_waiting(waiting),
             Session::FaultyTcp(endpoint) => endpoint.set_waiting(waiting),
             #[cfg(feature = "tls")]

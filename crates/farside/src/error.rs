@@ -5,6 +5,8 @@ use farside_fabrics::session::endpoint::OpenError;
 use farside_fabrics::shm::ConnectError;
 #[cfg(feature = "tls")]
 use farside_fabrics::tcp::tls;
+#[cfg(feature = "verbs")]
+use farside_fabrics::verbs::VerbsError;
 use farside_node::host::BindError;
 use farside_remote::FabricError;
 use farside_remote::fabric::Ran;
@@ -48,6 +50,9 @@ pub enum Error {
     /// The TLS connection to the node at this url could not be established. Nothing was carried out.
     #[cfg(feature = "tls")]
     Tls(String, tls::ConnectError),
+    /// The RDMA connection to the node at this url could not be established. Nothing was carried out.
+    #[cfg(feature = "verbs")]
+    Verbs(String, VerbsError),
     /// The connection to a node on this host could not be established. Nothing was carried out.
     Connect(ConnectError),
     /// The session with the node at this url could not be opened. Nothing was carried out.
@@ -110,6 +115,8 @@ impl std::fmt::Display for Error {
             }
             #[cfg(feature = "tls")]
             Error::Tls(url, error) => write!(f, "{url}: {error}"),
+            #[cfg(feature = "verbs")]
+            Error::Verbs(url, error) => write!(f, "{url}: {error}"),
             Error::Connect(error) => error.fmt(f),
             Error::Open(url, error) => write!(f, "{url}: {error}"),
             Error::Serve(error) => error.fmt(f),

@@ -78,7 +78,7 @@ pub use txn::{Transaction, Txn};
 pub mod parts {
     pub use crate::endpoint::{Endpoint, Session};
     pub use crate::keeper::Keepers;
-    pub use crate::pool::{NO_TLS, addresses, join_urls, nodes_of};
+    pub use crate::pool::{NO_TLS, NO_VERBS, addresses, join_urls, nodes_of};
     pub use crate::volume::block_store;
     pub use farside_systems::kv::AnyKv;
     pub use farside_systems::registry::kinds;

@@ -25,6 +25,8 @@ use farside_fabrics::tcp::TcpLine;
 use farside_fabrics::tcp::tls::{HostName, TlsLine, Trust};
 use farside_fabrics::udp::UdpLine;
 use farside_fabrics::udp::seal::Shared;
+#[cfg(feature = "verbs")]
+use farside_fabrics::verbs::{self, VerbsError, VerbsLine};
 use farside_node::access::{Fingerprint, GUESSES_WITHIN, LOCKED_FOR};
 use farside_node::host::{self, Host, Listen};
 use farside_remote::control::{Answer, Ask, NodeInfo, Store, StoreStat};
@@ -135,6 +137,8 @@ enum Reach {
     #[cfg(feature = "tls")]
     Tls(SocketAddr, HostName, Trust),
     Ring(PathBuf),
+    #[cfg(feature = "verbs")]
+    Verbs(SocketAddr, verbs::Choice),
 }
 
 /// Description of a store to create, for [`Pool::create_store`].
@@ -270,6 +274,7 @@ const LOCAL_MEMORY: u64 = 256 << 20;
 /// | `udp://HOST:PORT` | on any host | an engine of the node |
 /// | `tcp://HOST:PORT` | on any host | an engine of the node |
 /// | `tls://HOST:PORT` | on any host | an engine of the node |
+/// | `verbs://HOST:PORT` | on any host, by RDMA | the NICs, and an engine of the node |
 /// | `local:` or `local:SIZE` | in this process | the client's CPU |
 ///
 /// Several nodes: their urls with commas between them (`%2C` for a comma within a path), `@` and the path of a TOML
@@ -281,6 +286,8 @@ const LOCAL_MEMORY: u64 = 256 << 20;
 ///   `default`. The node ends when the last clone of the pool is dropped; every client holds a clone.
 /// * Packets of `udp:` are sealed if a token is set: nobody on the network path can read or forge them.
 /// * `tls:` needs [`connect_with`] and [`Options::tls_ca`].
+/// * `verbs:` may end with `?device=NAME&gid=INDEX&mtu=BYTES`; without them, the device that has the address from which
+///   the node is reached is used, with the largest packets that both ports permit.
 ///
 /// # Errors
 /// The url is invalid, no node serves there, or the node does not respond, for example because its process is stopped.
@@ -342,9 +349,10 @@ fn reach(url: &str, options: &Options) -> Result<Reach, Error> {
         Some(("udp", address)) => Ok(Reach::Udp(address_of(url, address)?)),
         Some(("tcp", address)) => Ok(Reach::Tcp(address_of(url, address)?)),
         Some(("tls", address)) => by_tls(url, address, options),
+        Some(("verbs", address)) => by_verbs(url, address),
         Some((scheme, _)) if !scheme.contains('/') => Err(Error::Url(format!(
             "'{url}': this release has no fabric '{scheme}': use shm:PATH or ring:PATH for a node on this host, \
-             udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT for a node on any host, or local:"
+             udp://HOST:PORT, tcp://HOST:PORT, tls://HOST:PORT or verbs://HOST:PORT for a node on any host, or local:"
         ))),
         _ => Ok(Reach::Shm(path_of(url, url)?)),
     }
@@ -387,6 +395,23 @@ fn by_tls(url: &str, rest: &str, options: &Options) -> Result<Reach, Error> {
     Ok(Reach::Tls(address, name, trust))
 }
 
+/// Error text of a crate built without RDMA.
+#[doc(hidden)]
+pub const NO_VERBS: &str =
+    "this farside was built without RDMA: build it with the feature 'verbs', which is on by default";
+
+#[cfg(not(feature = "verbs"))]
+fn by_verbs(_url: &str, _rest: &str) -> Result<Reach, Error> {
+    Err(Error::Url(NO_VERBS.into()))
+}
+
+#[cfg(feature = "verbs")]
+fn by_verbs(url: &str, rest: &str) -> Result<Reach, Error> {
+    let (host, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let choice = verbs::Choice::parse(query).map_err(|reason| Error::Url(format!("'{url}': {reason}")))?;
+    Ok(Reach::Verbs(address_of(url, host)?, choice))
+}
+
 /// The host's name in `rest`, the part of a url after its scheme.
 #[cfg(feature = "tls")]
 fn host_of(rest: &str) -> String {
@@ -402,6 +427,10 @@ fn has_port(host: &str) -> bool {
 /// Adds the default port to a url that names none, so that reports show the port in use.
 fn with_port(url: &str) -> String {
     match url.split_once("://") {
+        Some((scheme @ "verbs", host)) => {
+            let (host, query) = host.split_at(host.find('?').unwrap_or(host.len()));
+            format!("{}{query}", with_port(&format!("tcp://{host}")).replacen("tcp", scheme, 1))
+        }
         Some((scheme @ ("udp" | "tcp" | "tls"), host)) if !has_port(host) => {
             let host = host.trim_end_matches('/').trim_matches(['[', ']']);
             let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
@@ -461,8 +490,8 @@ impl Pool {
         self.nodes.iter().map(|node| Pool::of(vec![node.clone()]))
     }
 
-    /// Name of the fabric, which is the url's scheme: `shm`, `local`, `ring`, `udp`, `tcp` or `tls`; `mixed` if the
-    /// pool's nodes are reached over several fabrics.
+    /// Name of the fabric, which is the url's scheme: `shm`, `local`, `ring`, `udp`, `tcp`, `tls` or `verbs`; `mixed`
+    /// if the pool's nodes are reached over several fabrics.
     pub fn fabric(&self) -> &'static str {
         let first = self.nodes[0].fabric();
         if self.nodes.iter().all(|node| node.fabric() == first) { first } else { "mixed" }
@@ -846,6 +875,8 @@ impl Node {
             #[cfg(feature = "tls")]
             Reach::Tls(..) => "tls",
             Reach::Ring(_) => "ring",
+            #[cfg(feature = "verbs")]
+            Reach::Verbs(..) => "verbs",
         }
     }
 
@@ -895,6 +926,17 @@ impl Node {
                 }
             }
             Reach::Ring(path) => Ok(Session::Ring(self.remote(id, RingLine::connect(path)?)?)),
+            #[cfg(feature = "verbs")]
+            Reach::Verbs(address, choice) => {
+                let line = VerbsLine::connect(*address, choice).map_err(|error| match error {
+                    VerbsError::Dial(error) => Error::Open(self.url.clone(), OpenError::Broken(error.into())),
+                    VerbsError::Refused(reason) => Error::Open(self.url.clone(), OpenError::Refused(reason)),
+                    error => Error::Verbs(self.url.clone(), error),
+                })?;
+                let opened = verbs::Endpoint::open(line, id, self.session_config());
+                let opened = opened.map_err(|error| Error::Open(self.url.clone(), error))?;
+                Ok(Session::Verbs(Box::new(opened)))
+            }
         }
     }
 

@@ -88,6 +88,12 @@ impl Keys {
         held.own.opens(key.secret()).then_some((held.store, held.rights))
     }
 
+    /// The stores' keys that the session's keys stand for, each with the rights of the session's key.
+    #[cfg(feature = "verbs")]
+    pub fn held(&self) -> impl Iterator<Item = (Key, Rights)> + '_ {
+        self.held.iter().map(|held| (held.store, held.rights))
+    }
+
     /// Whether the session has the right ALLOCATE in that region, and so may retire its own buffers there.
     pub fn may_allocate(&self, region: u32) -> bool {
         self.held.iter().any(|held| held.own.region() == region && held.rights.contains(Rights::ALLOCATE))

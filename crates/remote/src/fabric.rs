@@ -19,6 +19,8 @@ pub struct ServiceId(pub u32);
 impl ServiceId {
     /// The service of the node itself, which handles the requests of [`crate::control`].
     pub const NODE: ServiceId = ServiceId(0);
+    /// The engine itself, which gives the session access to memory by the node's NIC. No region has this number.
+    pub const NIC: ServiceId = ServiceId(u32::MAX);
 }
 
 /// Maximum size of a call's request or response, in bytes.

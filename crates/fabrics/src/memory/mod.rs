@@ -21,7 +21,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use transparent::{HUGE, Transparent};
 use units::UNIT;
 
@@ -34,6 +34,8 @@ pub struct Mapping {
     transparent: Option<Transparent>,
     fd: OwnedFd,
     backing: Backing,
+    /// Whether no page may be returned to the system, since a device uses them.
+    keeps_pages: AtomicBool,
 }
 
 /// Storage behind a memory.
@@ -188,8 +190,9 @@ impl Mapping {
         }
         .map_err(io("map the node's memory"))?
         .cast::<u8>();
+        let backing = Backing::Anonymous;
         let mapping =
-            Mapping { base, geometry, page_size, transparent: None, fd, backing: Backing::Anonymous };
+            Mapping { base, geometry, page_size, transparent: None, fd, backing, keeps_pages: false.into() };
         // Requests huge pages where the kernel has them for shared memory. A failure is harmless. SAFETY: covers
         // exactly the new mapping; the advice changes no bytes.
         let _advice_only = unsafe { rustix::mm::madvise(base.cast(), len, Advice::LinuxHugepage) };
@@ -271,6 +274,9 @@ impl Mapping {
     /// If the range is not within the memory.
     pub fn discard(&self, at: u64, len: u64) -> Result<(), MappingError> {
         self.at(at, len as usize);
+        if self.keeps_pages.load(Ordering::Acquire) {
+            return Err(MappingError::Foreign("a device uses the pages: write zeros instead".into()));
+        }
         if self.page_size.0 > len {
             // Some kernels only punch whole huge pages, and still report success.
             return Err(MappingError::Foreign("less than a page cannot be discarded: write zeros".into()));
@@ -283,6 +289,29 @@ impl Mapping {
             Backing::File { .. } => rustix::fs::FallocateFlags::ZERO_RANGE,
         };
         rustix::fs::fallocate(&self.fd, flags, at, len).map_err(io("return memory to the system"))
+    }
+
+    /// Keeps all pages from now on: [`Mapping::discard`] fails. A device that was given pages would go on using them
+    /// after they were returned to the system, and this process would see others.
+    pub fn keep_pages(&self) {
+        self.keeps_pages.store(true, Ordering::Release);
+    }
+
+    /// Fills the pages of `len` bytes from `at`, which a device would otherwise do when it is given them.
+    ///
+    /// # Errors
+    /// The system has no memory for them, or does not fill pages on request.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn fill_pages(&self, at: u64, len: u64) -> rustix::io::Result<()> {
+        let start = self.place(at, len);
+        // SAFETY: the bytes are in the mapping; the advice changes none of them.
+        unsafe { rustix::mm::madvise(start.cast(), len as usize, Advice::LinuxPopulateWrite) }
+    }
+
+    /// Returns the address of the `len` mapped bytes at offset `at`, for a device.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn place(&self, at: u64, len: u64) -> *mut u8 {
+        self.at(at, usize::try_from(len).expect("the memory is mapped, so its size is a usize"))
     }
 
     /// Returns the address of the `len` mapped bytes at offset `at`.

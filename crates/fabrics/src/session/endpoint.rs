@@ -93,6 +93,12 @@ impl<L: Line> Endpoint<L> {
         })
     }
 
+    /// The session without its waiting.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn tasks(&self) -> &TaskSession<L, System> {
+        &self.tasks
+    }
+
     /// Returns the node's grants.
     pub fn granted(&self) -> Granted {
         self.granted

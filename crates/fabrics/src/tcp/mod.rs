@@ -11,6 +11,8 @@ mod port;
 pub mod tls;
 
 pub use line::{StreamLine, TcpLine};
+#[cfg(feature = "verbs")]
+pub(crate) use port::listen;
 pub use port::{StreamPort, TcpPort};
 
 use crate::session::DATAGRAM_MAX;
@@ -311,7 +313,7 @@ const _: () =
 
 #[cfg(test)]
 #[path = "../../../remote/tests/support/fuzz.rs"]
-mod fuzz;
+pub(crate) mod fuzz;
 
 #[cfg(test)]
 mod tests {

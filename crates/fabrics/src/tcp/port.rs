@@ -192,7 +192,8 @@ impl<W: Wire> Connection for Client<W> {
     }
 }
 
-fn listen(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
+/// Listens at the address, alone or beside other sockets of this process.
+pub(crate) fn listen(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
     let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?; // Connections of an earlier node may linger.
     socket.set_reuse_port(is_shared)?;

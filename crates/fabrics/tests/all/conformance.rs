@@ -19,3 +19,8 @@ conformance!(three_tcp, Three<Engine<Tcp>>);
 conformance!(three_rings, Three<Engine<Rings>>);
 conformance!(mixed_at_shm, Mixed<0>);
 conformance!(mixed_at_tcp, Mixed<1>);
+conformance!(
+    #[ignore = "takes an RDMA device: cargo xtask verbs"]
+    verbs,
+    Device
+);

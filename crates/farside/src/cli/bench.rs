@@ -91,6 +91,9 @@ pub(super) enum FabricArg {
     Tls,
     /// The same through rings in shared memory
     Ring,
+    /// The same over RDMA, by the first RDMA device of this machine
+    #[cfg(feature = "verbs")]
+    Verbs,
 }
 
 impl FabricArg {
@@ -103,6 +106,8 @@ impl FabricArg {
             #[cfg(feature = "tls")]
             FabricArg::Tls => "tls",
             FabricArg::Ring => "ring",
+            #[cfg(feature = "verbs")]
+            FabricArg::Verbs => "verbs",
         }
     }
 }

@@ -13,6 +13,8 @@ mod network;
 mod processor;
 mod reach;
 mod system;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 use super::{Done, Failure, StoreTarget};
 use check::{Check, Verdict};
@@ -72,12 +74,12 @@ impl Doctor {
             };
         }
         if let Some(fabric) = self.fabric {
-            report.print(&fabrics::check(fabric, true))?;
+            fabrics::checks(fabric, true).iter().try_for_each(|check| report.print(check))?;
             return report.finish("It works here.", "it does not work here");
         }
         report.heading("Fabrics")?;
         for fabric in Fabric::ALL {
-            report.print(&fabrics::check(fabric, false))?;
+            fabrics::checks(fabric, false).iter().try_for_each(|check| report.print(check))?;
         }
         let flags = {
             let StoreTarget { node, store } = self.target;
@@ -266,7 +268,10 @@ mod tests {
             let mut bytes = seeds[usize::from(seed) % seeds.len()].as_bytes().to_vec();
             fuzz::change(&mut bytes, &changes);
             let text = String::from_utf8_lossy(&bytes);
-            for of_any in [memory::of_any, processor::of_any, system::of_any, network::of_any] {
+            let all = [memory::of_any, processor::of_any, system::of_any, network::of_any];
+            #[cfg(feature = "verbs")]
+            let all = [&all[..], &[verbs::of_any]].concat();
+            for of_any in all {
                 for check in of_any(&text) {
                     let reported = check.text(false);
                     let lines = 1 + usize::from(check.remedy.is_some());

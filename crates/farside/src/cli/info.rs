@@ -17,6 +17,10 @@ pub(super) struct Info {
     /// Output format of --config
     #[arg(long, value_enum, value_name = "FORMAT", requires = "config", conflicts_with = "json")]
     format: Option<Format>,
+    /// List the RDMA devices of this machine, instead of the node
+    #[cfg(feature = "verbs")]
+    #[arg(long, conflicts_with_all = ["config", "pool", "store"])]
+    devices: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -36,6 +40,10 @@ impl Info {
     pub(super) fn run(self) -> Done {
         if self.config {
             return self.show_settings();
+        }
+        #[cfg(feature = "verbs")]
+        if self.devices {
+            return super::devices::print(self.json);
         }
         let (pool, _) = self.target.connect()?;
         about(&pool, self.json)

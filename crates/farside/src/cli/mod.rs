@@ -28,6 +28,8 @@ mod bench;
 mod child;
 mod completions;
 mod demo;
+#[cfg(feature = "verbs")]
+mod devices;
 mod doctor;
 mod figure;
 mod files;

@@ -50,8 +50,8 @@ pub(super) struct Serve {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Also serve clients at this URL, with engines of this process: udp://127.0.0.1:7460, tcp://127.0.0.1:7460 or
-    /// tls://127.0.0.1:7460 for clients of any host (port 0: a free port), ring:PATH for clients of this host. May be
-    /// given several times
+    /// tls://127.0.0.1:7460 for clients of any host (port 0: a free port), verbs://DEVICE[:PORT] for clients of any
+    /// host by RDMA, ring:PATH for clients of this host. May be given several times
     #[arg(long, value_name = "URL", value_parser = listen)]
     listen: Vec<At>,
     /// PEM file of the certificate for --listen tls://, followed by the certificates of its issuers, if any ('farside
@@ -72,6 +72,11 @@ pub(super) struct Serve {
     /// and forge them. Clients need the flag too. For racks where every host is trusted
     #[arg(long, requires = "listen")]
     insecure_udp: bool,
+    /// Let the NIC of --listen verbs:// execute the atomics of all stores, for systems that need classic verbs only.
+    /// Engines then execute none, and shm clients open no store
+    #[cfg(feature = "verbs")]
+    #[arg(long, requires = "listen")]
+    nic_atomics: bool,
     /// Number of engines at each --listen; each is a thread
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     engines: u32,
@@ -205,6 +210,8 @@ impl Up {
             );
         }
         let serve = Serve {
+            #[cfg(feature = "verbs")]
+            nic_atomics: false,
             memory: Some(self.memory),
             socket: self.socket,
             listen: Vec::new(),
@@ -397,6 +404,8 @@ impl Serve {
             engines: self.engines as usize,
             engine_mode: self.engine_mode.into(),
             tokens,
+            #[cfg(feature = "verbs")]
+            nic_atomics: self.nic_atomics,
             insecure_udp: self.insecure_udp,
             evict_stopped_after: self.evict_stopped_after,
             admin: self.admin()?,
@@ -590,8 +599,24 @@ fn listen(url: &str) -> Result<At, String> {
         Some(("udp", address)) => address.parse().map(Listen::Udp).map(At::Plain).map_err(|_| wrong()),
         Some(("tcp", address)) => address.parse().map(Listen::Tcp).map(At::Plain).map_err(|_| wrong()),
         Some(("tls", address)) => address.parse().map(At::Tls).map_err(|_| wrong()),
+        Some(("verbs", address)) => by_verbs(url, address),
         _ => Err(wrong()),
     }
+}
+
+#[cfg(feature = "verbs")]
+fn by_verbs(url: &str, device: &str) -> Result<At, String> {
+    let at = farside_fabrics::verbs::VerbsAddress::parse(device);
+    at.map(Listen::Verbs).map(At::Plain).map_err(|reason| {
+        format!(
+            "'{url}' cannot be served: {reason}: write it like verbs://mlx5_0:7460 or verbs://rxe0:7460?gid=1"
+        )
+    })
+}
+
+#[cfg(not(feature = "verbs"))]
+fn by_verbs(_url: &str, _device: &str) -> Result<At, String> {
+    Err(farside::parts::NO_VERBS.into())
 }
 
 /// Parses, for clap, the address of `--admin`.

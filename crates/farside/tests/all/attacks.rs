@@ -11,7 +11,7 @@ mod datagrams;
 mod deaths;
 mod impostors;
 mod metrics;
-mod peer;
+pub(crate) mod peer;
 mod relay;
 mod rings;
 mod streams;
@@ -34,3 +34,21 @@ macro_rules! on_each_carrier {
     };
 }
 use on_each_carrier;
+
+/// Defines the tests of [`on_each_carrier`], and those over an RDMA device, which `cargo xtask verbs` runs.
+macro_rules! on_each_carrier_and_device {
+    ($($name:ident),+ $(,)?) => {
+        on_each_carrier![$($name),+];
+        #[cfg(feature = "verbs")]
+        mod verbs {
+            $(
+                #[test]
+                #[ignore = "takes an RDMA device: cargo xtask verbs"]
+                fn $name() {
+                    super::$name("verbs");
+                }
+            )+
+        }
+    };
+}
+use on_each_carrier_and_device;

@@ -21,4 +21,6 @@ mod soak;
 #[path = "../support/mod.rs"]
 mod support;
 mod survival;
+#[cfg(feature = "verbs")]
+mod verbs;
 mod verify;

@@ -150,6 +150,13 @@ impl Mail {
     }
 }
 
+/// What gives an engine's clients access to the memory by the NIC.
+#[cfg(feature = "verbs")]
+pub(super) type Nic = Arc<farside_fabrics::verbs::Grants>;
+/// Built without RDMA, so no engine has a NIC.
+#[cfg(not(feature = "verbs"))]
+pub(super) type Nic = std::convert::Infallible;
+
 /// A message from an engine to the node's thread. The engine does not wait until the message is read.
 pub(super) enum Letter {
     /// A session sends a request to the node.
@@ -171,6 +178,7 @@ impl Engine {
         index: usize,
         session: SessionId,
         port: P,
+        nic: Option<Nic>,
     ) -> std::io::Result<Engine> {
         let (shared, mail) = (Arc::clone(shared), Arc::clone(&shared.mails[index]));
         let theirs = Arc::clone(&mail);
@@ -181,6 +189,7 @@ impl Engine {
                     shared,
                     index,
                     mail: theirs,
+                    nic,
                     runner,
                     reply: Reply::new(),
                     answer: Vec::new(),
@@ -324,6 +333,8 @@ impl<P: Port> EngineLoop<P> {
             mail.has_access.store(false, Ordering::SeqCst);
             let access = self.handler.shared.access();
             self.server.end_where(&mut self.handler, End::Revoked, |client| !client.renew(&access));
+            #[cfg(feature = "verbs")]
+            self.limit_nic();
             is_asked = true;
         }
         let mail = &self.handler.mail;
@@ -338,6 +349,18 @@ impl<P: Port> EngineLoop<P> {
             self.end_calls();
         }
         true
+    }
+
+    /// Ends the NIC's access by rights that no session has any more.
+    #[cfg(feature = "verbs")]
+    fn limit_nic(&mut self) {
+        let Some(nic) = self.handler.nic.clone() else { return };
+        let mut held = Vec::new();
+        self.server.end_where(&mut self.handler, End::Revoked, |client| {
+            held.extend(client.keys.held().map(|(key, rights)| (client.token.name.clone(), key, rights)));
+            false
+        });
+        nic.limit(&held);
     }
 
     /// Ends the calls whose records are stored, or could not be, and responds to them.
@@ -425,6 +448,9 @@ const UNSEALED: &str = "it accepts only sealed packets, and this greeting was no
 const SEALED: &str = "it accepts no sealed packets, since it serves without --tokens or with --insecure-udp: omit the \
                       token if it needs none; or give --insecure-udp too, if the network is trusted";
 
+const ATOMICS_BY_NIC: &str = "this node's NIC executes the atomics of its stores (--nic-atomics), and its engines \
+                              none: connect over verbs, and use a system that needs no conditional ops";
+
 const TOO_MANY_KEYS: &str = "the session used too many invalid keys, and is closed";
 
 /// A call that an engine ends once its records are stored.
@@ -439,6 +465,9 @@ struct Handler {
     shared: Arc<Shared>,
     index: usize,
     mail: Arc<Mail>,
+    /// Access of the clients to the memory by the NIC, if the engine's port is of RDMA.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "there is none"))]
+    nic: Option<Nic>,
     runner: Runner,
     reply: Reply,
     /// Response of the store's service that was called last.
@@ -548,6 +577,11 @@ impl Host for Handler {
     ) -> Outcome {
         match request {
             Request::Chain(bytes) => self.run_chain(client, bytes, reply),
+            #[cfg(feature = "verbs")]
+            Request::Call(ServiceId::NIC, request) => match self.ask_nic(client, request) {
+                Ok(response) => answer::put_body(reply, &response),
+                Err(refusal) => answer::refuse(reply, &refusal),
+            },
             Request::Call(service, request) if service != ServiceId::NODE => {
                 match self.call(client, at, service, request) {
                     Ok(Outcome::Later) => return Outcome::Later,
@@ -577,6 +611,9 @@ impl Host for Handler {
         if let Some(source) = client.source {
             self.session_limit.leave(source);
         }
+        // Before the letter: the node may give the session's buffers to others once it has read that.
+        #[cfg(feature = "verbs")]
+        self.nic.iter().for_each(|nic| nic.end(client.number));
         let is_clean = end == End::Said && !client.was_limited;
         self.shared.post(Letter::Ended { number: client.number, is_clean });
     }
@@ -710,6 +747,9 @@ impl Handler {
             Ok(chain) => chain,
             Err(reason) => return answer::refuse(reply, &reason),
         };
+        if self.shared.nic_atomics && chain.atomics() > 0 {
+            return answer::refuse(reply, ATOMICS_BY_NIC);
+        }
         self.runner.proceed(hints);
         self.runner.enter();
         let (runner, keys) = (&self.runner, &client.keys);
@@ -727,6 +767,36 @@ impl Handler {
         if matches!(self.reply.last_status(), Status::Access | Status::Invalid | Status::Aborted) {
             self.note_refused(client, chain.key());
         }
+    }
+
+    /// Handles a session's request for access to memory by the NIC.
+    #[cfg(feature = "verbs")]
+    fn ask_nic(&mut self, client: &mut Client, request: &[u8]) -> Result<Vec<u8>, String> {
+        use farside_fabrics::verbs::request::{Request, Response};
+        let nothing = || serde_json::to_vec(&Response::Registered(Vec::new())).expect("plain data");
+        let Some(nic) = &self.nic else { return Err("this session is not over RDMA".to_owned()) };
+        let request = serde_json::from_slice(request);
+        let response = match request.map_err(|error| format!("the request is not understood: {error}"))? {
+            Request::Connect(theirs) => {
+                Response::Connected(nic.connect(client.number, &client.token.name, &theirs)?)
+            }
+            Request::Register { region, secret } => {
+                let own = Key::new(region, secret);
+                let Some((key, rights)) = client.keys.stands_for(own) else {
+                    self.note_refused(client, own);
+                    return Ok(nothing());
+                };
+                if client.keys.is_wide(own) {
+                    return Ok(nothing()); // Engines take the locks of wide words.
+                }
+                let runs = super::runs_of(&self.shared.memory, key.region());
+                let registered = nic.register(&client.token.name, &self.shared.memory, (key, rights), &runs);
+                registered.inspect_err(|reason| {
+                    tracing::warn!("a store's memory is not registered with the NIC: {reason}");
+                })?
+            }
+        };
+        Ok(serde_json::to_vec(&response).expect("plain data"))
     }
 
     /// Calls a store's service in the engine's thread, without a letter to the node's thread.

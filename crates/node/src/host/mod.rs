@@ -21,7 +21,7 @@ use crate::node::{Node, NodeMemory, Progress, Ticket};
 use crate::served::{Begun, Buffers, Calling, Served, Start, no_store};
 use crate::turn::{for_runner, parse};
 use clients::Clients;
-use engines::{Engine, Letter, Mail};
+use engines::{Engine, Letter, Mail, Nic};
 use farside_fabrics::local::LocalNode;
 use farside_fabrics::memory::{Mapping, Wide};
 use farside_fabrics::ring::RingPort;
@@ -32,6 +32,8 @@ use farside_fabrics::tcp::TcpPort;
 use farside_fabrics::tcp::tls::{Identity, TlsPort};
 use farside_fabrics::timer;
 use farside_fabrics::udp::UdpPort;
+#[cfg(feature = "verbs")]
+use farside_fabrics::verbs::{VerbsAddress, VerbsPort};
 use farside_remote::arena::session::{Counters, SessionId};
 use farside_remote::arena::{SEGMENT_SIZE, SESSIONS_MAX};
 use farside_remote::control::{Answer, Ask, NodeInfo, Refusals};
@@ -66,6 +68,10 @@ pub struct Options {
     /// The tokens that engines accept. Without tokens every client may do everything; this is refused if other machines
     /// can reach an engine. Tokens do not apply to shm clients, which map the whole memory.
     pub tokens: Option<Tokens>,
+    /// Lets the NIC of [`Listen::Verbs`] execute the atomics of all stores. Engines then execute none, and shm clients
+    /// open no store: a NIC's atomics and a CPU's are not atomic to each other.
+    #[cfg(feature = "verbs")]
+    pub nic_atomics: bool,
     /// Does not seal UDP packets, which are otherwise sealed if there are tokens. Anyone who sees unsealed packets can
     /// read and forge them.
     pub insecure_udp: bool,
@@ -102,6 +108,9 @@ pub enum Listen {
     Tls(SocketAddr, Identity),
     /// Rings in shared memory, through the unix socket with this path.
     Ring(PathBuf),
+    /// RDMA, by this device.
+    #[cfg(feature = "verbs")]
+    Verbs(VerbsAddress),
 }
 
 impl Listen {
@@ -113,6 +122,8 @@ impl Listen {
             #[cfg(feature = "tls")]
             Listen::Tls(address, _) => is_open(address),
             Listen::Ring(_) => false,
+            #[cfg(feature = "verbs")]
+            Listen::Verbs(address) => address.is_open(),
         }
     }
 }
@@ -125,6 +136,8 @@ impl std::fmt::Display for Listen {
             #[cfg(feature = "tls")]
             Listen::Tls(address, _) => write!(f, "tls://{address}"),
             Listen::Ring(path) => write!(f, "ring:{}", path.display()),
+            #[cfg(feature = "verbs")]
+            Listen::Verbs(address) => address.fmt(f),
         }
     }
 }
@@ -153,6 +166,11 @@ struct Shared {
     /// Letters from engines. The lock is held only to add a letter or to take all letters.
     letters: Mutex<Vec<Letter>>,
     engine_mode: EngineMode,
+    /// Access of each engine's clients to the memory by the NIC.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "there is none"))]
+    nics: Vec<Nic>,
+    /// Whether the NIC executes the atomics of all stores.
+    nic_atomics: bool,
     /// The current access rules. A reload replaces the rules; each engine then reads the new ones by itself.
     access: Mutex<Arc<Access>>,
     /// Whether calls of shm clients wait for records to be stored, and whether some may be stored since the node's
@@ -228,6 +246,10 @@ impl Host {
         check_listening(&options)?;
         let is_sealed = options.tokens.is_some() && !options.insecure_udp;
         let (ports, listening) = ports(&options)?;
+        if ports.iter().any(|port| port.nic().is_some()) {
+            // Before any memory is registered with the NIC, which would go on using pages that were given back.
+            memory.keep_pages();
+        }
         let info = NodeInfo {
             listening: listening.iter().map(Listen::to_string).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -270,7 +292,13 @@ impl Host {
         };
         let mails: Result<Vec<_>, _> = ports.iter().map(|_| Mail::new().map(Arc::new)).collect();
         let mails = mails.map_err(|errno| BindError::System("create an eventfd", errno.into()))?;
+        #[cfg(feature = "verbs")]
+        let nic_atomics = options.nic_atomics;
+        #[cfg(not(feature = "verbs"))]
+        let nic_atomics = false;
         let shared = Arc::new(Shared {
+            nics: ports.iter().filter_map(AnyPort::nic).collect(),
+            nic_atomics,
             wide: Wide::of(Arc::clone(&memory)),
             memory,
             state: Mutex::new(state),
@@ -306,17 +334,20 @@ impl Host {
         let start_time = process::start_time(pid);
         for (index, port) in ports.into_iter().enumerate() {
             let session = self.shared.open_engine(pid, start_time).map_err(BindError::Engine)?;
+            let nic = port.nic();
             let started = match port {
                 AnyPort::Udp(port) if is_sealed => {
                     let shared = Arc::clone(&self.shared);
                     let port = port.sealed_by(Box::new(move |name| shared.access().shared(name)));
-                    Engine::start(&self.shared, index, session, port)
+                    Engine::start(&self.shared, index, session, port, nic)
                 }
-                AnyPort::Udp(port) => Engine::start(&self.shared, index, session, port),
-                AnyPort::Tcp(port) => Engine::start(&self.shared, index, session, port),
+                AnyPort::Udp(port) => Engine::start(&self.shared, index, session, port, nic),
+                AnyPort::Tcp(port) => Engine::start(&self.shared, index, session, port, nic),
                 #[cfg(feature = "tls")]
-                AnyPort::Tls(port) => Engine::start(&self.shared, index, session, port),
-                AnyPort::Ring(port) => Engine::start(&self.shared, index, session, port),
+                AnyPort::Tls(port) => Engine::start(&self.shared, index, session, port, nic),
+                AnyPort::Ring(port) => Engine::start(&self.shared, index, session, port, nic),
+                #[cfg(feature = "verbs")]
+                AnyPort::Verbs(port, _) => Engine::start(&self.shared, index, session, *port, nic),
             };
             let engine = started.map_err(|error| BindError::System("start an engine", error))?;
             self.engines.get_mut().unwrap_or_else(PoisonError::into_inner).push(engine);
@@ -409,8 +440,17 @@ impl Shared {
     /// Checks that a client that runs its own chains may send this request.
     ///
     /// # Errors
-    /// The request opens a wide store: such a client would not take the locks of wide words.
+    /// The request opens a wide store, whose locks such a client would not take; or the NIC executes the atomics of all
+    /// stores.
     fn check_runner(&self, ask: &Ask) -> Result<(), String> {
+        if self.nic_atomics
+            && let Ask::OpenStore { name } = ask
+        {
+            return Err(format!(
+                "this node's NIC executes the atomics of its stores (--nic-atomics), so only clients over verbs may \
+                 open '{name}'"
+            ));
+        }
         if let Ask::OpenStore { name } = ask
             && let Ok(entry) = self.state().node.catalog().get(name)
             && entry.store.wide
@@ -555,6 +595,7 @@ impl Shared {
         let mut busy = false;
         let began = Instant::now();
         for made in 1..=STEPS_AT_A_TIME {
+            self.drop_registrations();
             let Ok(progress) = state.node.step(&self.memory);
             busy = progress == Progress::Made;
             if !busy || made.is_multiple_of(STEPS_PER_LOOK) && began.elapsed() >= STEPPING_MAX {
@@ -584,6 +625,13 @@ impl Shared {
             }
         }
         busy
+    }
+
+    /// Drops the NIC's registrations of regions whose keys are not valid any more. This happens before the node's next
+    /// step, so before a grace period that began with the revocation can end.
+    fn drop_registrations(&self) {
+        #[cfg(feature = "verbs")]
+        self.nics.iter().for_each(|nic| nic.retain());
     }
 
     fn poll_shared(&self, clients: &mut Clients) {
@@ -728,6 +776,10 @@ impl LocalNode for Host {
 
 /// Checks that it is safe to listen at the requested addresses. Warns if traffic there is readable by others.
 fn check_listening(options: &Options) -> Result<(), BindError> {
+    #[cfg(feature = "verbs")]
+    if options.nic_atomics {
+        check_nic_atomics(options)?;
+    }
     for listen in options.listen.iter().filter(|listen| listen.is_open()) {
         if options.tokens.is_none() {
             return Err(BindError::NoTokens(listen.to_string()));
@@ -738,6 +790,13 @@ fn check_listening(options: &Options) -> Result<(), BindError> {
                  them, tokens included, and forge them; leave out --insecure-udp unless you trust the whole network"
             );
         }
+        #[cfg(feature = "verbs")]
+        if matches!(listen, Listen::Verbs(_)) {
+            tracing::warn!(
+                "{listen} is open to other machines and nothing is encrypted: anyone who sees the traffic can read it, \
+                 tokens included, and forge it; use verbs only where you trust the whole network"
+            );
+        }
         if matches!(listen, Listen::Tcp(_)) {
             tracing::warn!(
                 "{listen} is open to other machines and nothing is encrypted: anyone who sees the traffic can read it, \
@@ -746,6 +805,27 @@ fn check_listening(options: &Options) -> Result<(), BindError> {
         }
     }
     Ok(())
+}
+
+/// Checks that all atomics of the node are executed by one NIC.
+#[cfg(feature = "verbs")]
+fn check_nic_atomics(options: &Options) -> Result<(), BindError> {
+    let mut first = None;
+    for listen in &options.listen {
+        let Listen::Verbs(at) = listen else { continue };
+        if *first.get_or_insert(&at.choice.device) != &at.choice.device {
+            let reason = "with --nic-atomics, all verbs:// of a node must be of one device: the atomics of two devices \
+                          are not atomic to each other";
+            return Err(BindError::Listen(listen.to_string(), std::io::Error::other(reason)));
+        }
+    }
+    match first {
+        Some(_) => Ok(()),
+        None => {
+            let reason = "--nic-atomics needs a --listen verbs://DEVICE, whose NIC executes the atomics";
+            Err(BindError::Listen("verbs://".into(), std::io::Error::other(reason)))
+        }
+    }
 }
 
 fn known(pid: u32, start_time: Option<u64>) -> Result<u64, String> {
@@ -765,6 +845,19 @@ enum AnyPort {
     #[cfg(feature = "tls")]
     Tls(TlsPort),
     Ring(RingPort),
+    #[cfg(feature = "verbs")]
+    Verbs(Box<VerbsPort>, Nic),
+}
+
+impl AnyPort {
+    /// What gives the port's clients access to memory by the NIC.
+    fn nic(&self) -> Option<Nic> {
+        match self {
+            #[cfg(feature = "verbs")]
+            AnyPort::Verbs(_, nic) => Some(Arc::clone(nic)),
+            _ => None,
+        }
+    }
 }
 
 /// Binds a port for every engine. Returns the ports and the addresses where they listen.
@@ -799,10 +892,41 @@ fn ports(options: &Options) -> Result<(Vec<AnyPort>, Vec<Listen>), BindError> {
                 ports.extend(bound.into_iter().map(AnyPort::Ring));
                 listening.push(Listen::Ring(std::path::absolute(path).map_err(refused)?));
             }
+            #[cfg(feature = "verbs")]
+            Listen::Verbs(at) => {
+                let at = VerbsAddress { nic_atomics: options.nic_atomics, ..at.clone() };
+                let failed = |error| refused(std::io::Error::other(error));
+                for port in VerbsPort::bind(&at, engines).map_err(failed)? {
+                    let bound = port.address().map_err(refused)?;
+                    let (address, number) = (Some(bound.ip()), bound.port());
+                    listening.push(Listen::Verbs(VerbsAddress { address, port: number, ..at.clone() }));
+                    let nic = Arc::new(port.grants().map_err(failed)?);
+                    ports.push(AnyPort::Verbs(Box::new(port), nic));
+                }
+            }
         }
     }
     listening.dedup();
     Ok((ports, listening))
+}
+
+/// The segments of a region, as runs of adjacent ones: the address and the number of bytes of each.
+#[cfg(feature = "verbs")]
+fn runs_of(memory: &Mapping, region: u32) -> Vec<(u64, u64)> {
+    let geometry = memory.geometry();
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for index in 0..geometry.segments() {
+        let Ok(segment) = memory.arena().segment(index);
+        if segment.region != region {
+            continue;
+        }
+        let at = geometry.segment_at(index);
+        match runs.last_mut() {
+            Some((start, len)) if *start + *len == at => *len += SEGMENT_SIZE,
+            _ => runs.push((at, SEGMENT_SIZE)),
+        }
+    }
+    runs
 }
 
 fn too_many_sessions() -> String {

@@ -319,5 +319,7 @@ fn described(fabric: FabricArg) -> &'static str {
         #[cfg(feature = "tls")]
         FabricArg::Tls => "tls: the same node, over TLS",
         FabricArg::Ring => "ring: the same node, through rings in shared memory",
+        #[cfg(feature = "verbs")]
+        FabricArg::Verbs => "verbs: the same node, over RDMA",
     }
 }

@@ -28,7 +28,7 @@ pub(super) enum Fabric {
     Tcp,
     /// A node in another process; its engine serves TLS
     Tls,
-    /// RDMA, which this release does not support
+    /// A node in another process; an RDMA device carries its chains
     Verbs,
 }
 
@@ -50,24 +50,26 @@ impl Fabric {
 }
 
 /// Tries a fabric. `is_named`: the user named it, so that an unsupported fabric is a failure instead of a note.
-pub(super) fn check(fabric: Fabric, is_named: bool) -> Check {
+pub(super) fn checks(fabric: Fabric, is_named: bool) -> Vec<Check> {
     let (id, what) = fabric.described();
-    match fabric {
-        Fabric::Verbs => return verbs(&devices(), is_named),
-        Fabric::Tls if !cfg!(feature = "tls") => return no_tls(is_named),
-        _ => {}
-    }
     let tried = match fabric {
+        #[cfg(feature = "verbs")]
+        Fabric::Verbs if is_named => return super::verbs::checks(),
+        #[cfg(feature = "verbs")]
+        Fabric::Verbs => return vec![super::verbs::listed()],
+        #[cfg(not(feature = "verbs"))]
+        Fabric::Verbs => return vec![not_built(fabric, is_named)],
+        Fabric::Tls if !cfg!(feature = "tls") => return vec![not_built(fabric, is_named)],
         Fabric::Local => farside::connect(LOCAL)
             .map_err(|error| error.to_string())
-            .and_then(|pool| measure(&pool, "default", Some(b"a value that is put and got"))),
-        _ => Node::start(fabric).and_then(|node| {
-            let pool = farside::connect_with(&node.url, &node.options).map_err(|error| error.to_string())?;
-            measure(&pool, "default", Some(b"a value that is put and got"))
-        }),
+            .and_then(|pool| measure(&pool, "default", Some(VALUE))),
+        _ => Node::start(fabric, None).and_then(|node| node.measure()),
     };
-    judged(id, what, tried, remedy(fabric))
+    vec![judged(id, what, tried, remedy(fabric))]
 }
+
+/// Value that a check puts and gets.
+const VALUE: &[u8] = b"a value that is put and got";
 
 const LOCAL: &str = "local:16MiB";
 
@@ -80,7 +82,7 @@ fn remedy(fabric: Fabric) -> &'static str {
         Fabric::Udp => "farside serve --store default --listen udp://127.0.0.1:7460   (shows it again)",
         Fabric::Tcp => "farside serve --store default --listen tcp://127.0.0.1:7460   (shows it again)",
         Fabric::Tls => "farside bench ycsb --fabric tls --records 1000   (shows it again)",
-        Fabric::Verbs => "use shm on one host, and udp, tcp or tls between hosts",
+        Fabric::Verbs => "farside serve --store default --listen verbs://DEVICE   (shows it again)",
     }
 }
 
@@ -130,56 +132,19 @@ fn judged(id: &'static str, what: &'static str, tried: Result<Gets, String>, rem
     }
 }
 
-fn no_tls(is_named: bool) -> Check {
-    let (id, what) = Fabric::Tls.described();
-    let found = "this farside was built without TLS";
+fn not_built(fabric: Fabric, is_named: bool) -> Check {
+    let (id, what) = fabric.described();
+    let found = format!("this farside was built without {what}");
     let check = if is_named { Check::fail(id, what, found) } else { Check::note(id, what, found) };
-    check.remedy("cargo build --release   (the feature 'tls' is on by default)")
+    check.remedy(format!("cargo build --release   (the feature '{what}' is on by default)"))
 }
 
-/// An RDMA device, as the system lists it.
-#[derive(Clone, Debug, PartialEq)]
-struct Device {
-    name: String,
-    /// For each port: the text of its state, and the name of its link layer.
-    ports: Vec<(String, String)>,
-}
-
-/// Returns the RDMA devices that the system lists. Opens no device.
-fn devices() -> Vec<Device> {
-    let folder = "/sys/class/infiniband";
-    let names = super::names(folder).unwrap_or_default();
-    let device = |name: String| {
-        let at = format!("{folder}/{name}/ports");
-        let of = |port: &String, file: &str| super::text(&format!("{at}/{port}/{file}")).unwrap_or_default();
-        let ports = super::names(&at).unwrap_or_default();
-        let ports = ports.iter().map(|port| (of(port, "state"), of(port, "link_layer"))).collect();
-        Device { name, ports }
-    };
-    names.into_iter().map(device).collect()
-}
-
-fn verbs(devices: &[Device], is_named: bool) -> Check {
+/// Tries RDMA on a device of this machine.
+#[cfg(feature = "verbs")]
+pub(super) fn try_verbs(device: &str) -> Check {
     let (id, what) = Fabric::Verbs.described();
-    let described = devices.iter().map(|device| {
-        let ports = device.ports.iter().map(|(state, link)| {
-            // The system writes a port's state as "4: ACTIVE".
-            let state = state.rsplit(':').next().unwrap_or_default().trim();
-            [state, link.trim()].iter().filter(|text| !text.is_empty()).copied().collect::<Vec<_>>().join(" ")
-        });
-        let ports: Vec<String> = ports.filter(|port| !port.is_empty()).collect();
-        if ports.is_empty() { device.name.clone() } else { format!("{} ({})", device.name, ports.join(", ")) }
-    });
-    let described: Vec<String> = described.collect();
-    let has = match described.is_empty() {
-        true => "the system lists no RDMA device".into(),
-        false => format!("the system lists {}", described.join(", ")),
-    };
-    let found = format!("not in this release; {has} (read from /sys only)");
-    match is_named {
-        true => Check::fail(id, what, found).remedy(remedy(Fabric::Verbs)),
-        false => Check::note(id, what, found),
-    }
+    let tried = Node::start(Fabric::Verbs, Some(device)).and_then(|node| node.measure());
+    judged(id, what, tried, remedy(Fabric::Verbs))
 }
 
 /// A node in a child process, with its own store and its own folder.
@@ -194,11 +159,11 @@ struct Node {
 const START_TIME_MAX: Duration = Duration::from_secs(10);
 
 impl Node {
-    /// Starts a node that serves `fabric`, and waits until it serves.
+    /// Starts a node that serves `fabric`, and waits until it serves. RDMA takes the name of a device.
     ///
     /// # Errors
     /// The node does not start. The message is the node's own error message, if it printed one.
-    fn start(fabric: Fabric) -> Result<Node, String> {
+    fn start(fabric: Fabric, device: Option<&str>) -> Result<Node, String> {
         let folder = Folder::make("doctor")?;
         let socket = folder.path().join("node.sock");
         let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
@@ -213,7 +178,7 @@ impl Node {
             "default",
         ]);
         command.arg("--socket").arg(&socket);
-        let options = listen(&mut command, fabric, folder.path())?;
+        let options = listen(&mut command, fabric, device, folder.path())?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child =
             Server::start(&mut command).map_err(|error| format!("could not start a node: {error}"))?;
@@ -231,6 +196,11 @@ impl Node {
         }
         line.map_err(|why| node.failure_reason(why, &log))?;
         Ok(node)
+    }
+
+    fn measure(&self) -> Result<Gets, String> {
+        let pool = farside::connect_with(&self.url, &self.options).map_err(|error| error.to_string())?;
+        measure(&pool, "default", Some(VALUE))
     }
 
     /// Returns the reason why the node does not serve.
@@ -253,13 +223,19 @@ impl Node {
 }
 
 /// Adds the arguments that serve a fabric to the node's command. Returns the options with which a client connects.
-fn listen(command: &mut Command, fabric: Fabric, folder: &Path) -> Result<farside::Options, String> {
+fn listen(
+    command: &mut Command,
+    fabric: Fabric,
+    device: Option<&str>,
+    folder: &Path,
+) -> Result<farside::Options, String> {
     let at = match fabric {
         Fabric::Udp => "udp://127.0.0.1:0".into(),
         Fabric::Tcp => "tcp://127.0.0.1:0".into(),
         Fabric::Tls => "tls://127.0.0.1:0".into(),
         Fabric::Ring => format!("ring:{}", folder.join("ring").display()),
-        Fabric::Local | Fabric::Shm | Fabric::Verbs => return Ok(farside::Options::default()),
+        Fabric::Verbs => format!("verbs://{}:0?host=127.0.0.1", device.unwrap_or_default()),
+        Fabric::Local | Fabric::Shm => return Ok(farside::Options::default()),
     };
     command.args(["--listen", &at]);
     #[cfg(feature = "tls")]
@@ -310,18 +286,9 @@ mod tests {
     }
 
     #[test]
-    fn missing_verbs_fail_only_if_the_user_named_them() {
-        let device = |name: &str, ports: &[(&str, &str)]| Device {
-            name: name.into(),
-            ports: ports.iter().map(|&(state, link)| (state.into(), link.into())).collect(),
-        };
-        is(&verbs(&[], false), Note, "not in this release; the system lists no RDMA device", "");
-        is(&verbs(&[], true), Fail, "not in this release", "use shm");
-        let two = [
-            device("mlx5_0", &[("4: ACTIVE\n", "InfiniBand\n"), ("1: DOWN\n", "Ethernet\n")]),
-            device("rxe0", &[("", "")]),
-        ];
-        is(&verbs(&two, false), Note, "mlx5_0 (ACTIVE InfiniBand, DOWN Ethernet), rxe0", "");
+    fn a_fabric_that_was_not_built_fails_only_if_the_user_named_it() {
+        is(&not_built(Fabric::Verbs, true), Fail, "built without verbs", "the feature 'verbs'");
+        is(&not_built(Fabric::Tls, false), Note, "built without tls", "the feature 'tls'");
     }
 
     #[test]

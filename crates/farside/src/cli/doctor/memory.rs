@@ -12,23 +12,34 @@ const HUGE: u64 = 2 << 20;
 
 pub(super) fn checks() -> Vec<Check> {
     let text = super::text;
-    let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB";
-    let setting = super::text("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-    let are_made =
-        Mapping::makes_pages_huge().ok().map(|are_made| are_made || gives_pages(setting.as_deref()));
+    let are_made = are_made();
     let groups = super::groups(text("/proc/self/cgroup").as_deref(), "memory");
     let limits: Vec<_> = groups.iter().map(|folder| Group::read(folder)).collect();
     vec![
         available(text("/proc/meminfo").as_deref()),
         group(&limits),
-        huge(
-            text(&format!("{pool}/nr_hugepages")).as_deref(),
-            text(&format!("{pool}/free_hugepages")).as_deref(),
-            are_made,
-        ),
+        huge_pages_if(are_made),
         transparent(are_made),
         noexec(text("/proc/sys/vm/memfd_noexec").as_deref()),
     ]
+}
+
+/// Checks the huge pages alone.
+#[cfg(feature = "verbs")]
+pub(super) fn huge_pages() -> Check {
+    huge_pages_if(are_made())
+}
+
+/// Whether the system forms huge pages without a reservation, if that is known.
+fn are_made() -> Option<bool> {
+    let setting = super::text("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    Mapping::makes_pages_huge().ok().map(|are_made| are_made || gives_pages(setting.as_deref()))
+}
+
+fn huge_pages_if(are_made: Option<bool>) -> Check {
+    let pool = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+    let number = |name: &str| super::text(&format!("{pool}/{name}"));
+    huge(number("nr_hugepages").as_deref(), number("free_hugepages").as_deref(), are_made)
 }
 
 fn available(meminfo: Option<&str>) -> Check {

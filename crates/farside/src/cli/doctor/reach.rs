@@ -64,7 +64,8 @@ pub(super) fn checks<E>(
         }
         Address::Host(scheme) => {
             let since = Instant::now();
-            match addresses(url) {
+            // The part after `?` chooses a device of this host.
+            match addresses(url.split('?').next().unwrap_or(url)) {
                 Err(error) => return tell(Check::fail("reach.resolve", "name", error.to_string())),
                 Ok(found) => at = found,
             }
@@ -112,7 +113,7 @@ enum Address<'a> {
 impl Address<'_> {
     fn of(url: &str) -> Address<'_> {
         match url.split_once(':') {
-            Some((scheme @ ("udp" | "tcp" | "tls"), _)) => Address::Host(scheme),
+            Some((scheme @ ("udp" | "tcp" | "tls" | "verbs"), _)) => Address::Host(scheme),
             Some(("shm" | "ring", path)) if !path.is_empty() => Address::Socket(Path::new(path)),
             Some((scheme, _)) if !scheme.contains('/') => Address::Invalid,
             None if url.is_empty() => Address::Invalid,
@@ -136,8 +137,9 @@ fn no_address(url: &str) -> Check {
         Some(("shm" | "ring", _)) | None => format!("'{url}' names no socket"),
         _ => format!("'{url}' names no fabric of this release"),
     };
-    Check::fail("reach.url", "url", found)
-        .remedy("name shm:PATH, ring:PATH, udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT")
+    Check::fail("reach.url", "url", found).remedy(
+        "name shm:PATH, ring:PATH, udp://HOST:PORT, tcp://HOST:PORT, tls://HOST:PORT or verbs://HOST:PORT",
+    )
 }
 
 /// Checks the file at a URL's path. `found` says whether the file is a socket, and which user owns it. `own_uid` is the
@@ -224,6 +226,8 @@ fn refused(error: &Error) -> Check {
         Error::Trust(_) => ("reach.tls", "TLS"),
         #[cfg(feature = "tls")]
         Error::Tls(..) => ("reach.tls", "TLS"),
+        #[cfg(feature = "verbs")]
+        Error::Verbs(..) => ("reach.device", "RDMA device"),
         Error::Open(_, OpenError::Refused(reason)) => step_of_refusal(reason),
         Error::Connect(ConnectError::Refused(reason)) => step_of_refusal(reason),
         Error::Connect(ConnectError::Foreign(..)) => ("reach.release", "release"),
@@ -332,6 +336,7 @@ mod tests {
             ("ring:/run/s", Address::Socket(Path::new("/run/s"))),
             ("/run/s:1", Address::Socket(Path::new("/run/s:1"))),
             ("tcp://h:1", Address::Host("tcp")),
+            ("verbs://h:1?gid=3", Address::Host("verbs")),
             ("udp://h", Address::Host("udp")),
             ("local:", Address::Invalid),
             ("verbs://h", Address::Invalid),

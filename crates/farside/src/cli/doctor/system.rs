@@ -44,7 +44,7 @@ impl Capability {
     fn described(self) -> (u32, &'static str) {
         match self {
             Capability::NetAdmin => (12, "CAP_NET_ADMIN (UDP buffers beyond the system's maximum)"),
-            Capability::IpcLock => (14, "CAP_IPC_LOCK (for RDMA; not used yet)"),
+            Capability::IpcLock => (14, "CAP_IPC_LOCK (RDMA without a limit on locked memory)"),
             Capability::SysPtrace => (19, "CAP_SYS_PTRACE (finding the process at a port)"),
             Capability::SysNice => (23, "CAP_SYS_NICE (not used)"),
             Capability::Perfmon => (38, "CAP_PERFMON (perf counters)"),
@@ -106,7 +106,7 @@ fn privileges(status: Option<&str>) -> Check {
 }
 
 /// Returns the soft and the hard limit in the line `name` of `/proc/PID/limits`. `u64::MAX` stands for "unlimited".
-fn limit(limits: &str, name: &str) -> Option<(u64, u64)> {
+pub(super) fn limit(limits: &str, name: &str) -> Option<(u64, u64)> {
     let rest = limits.lines().find_map(|line| line.strip_prefix(name))?;
     let mut values = rest.split_whitespace().map(|value| match value {
         "unlimited" => Some(u64::MAX),
@@ -140,7 +140,7 @@ fn locked(limits: Option<&str>) -> Check {
     match limits.and_then(|limits| limit(limits, "Max locked memory")) {
         Some((now, most)) => {
             Check::ok(ID.0, ID.1, format!("{} of at most {}", reported(now), reported(most)))
-                .because("this release locks none; RDMA would")
+                .because("RDMA alone locks memory")
         }
         None => Check::unknown(ID.0, ID.1),
     }

@@ -2,12 +2,12 @@
 //! was dropped.
 
 use crate::attacks::bytes::*;
-use crate::attacks::on_each_carrier;
 use crate::attacks::peer::{PATIENCE, Session, Store, list_for, random};
 use crate::attacks::target::{SECRET, Target, Witness, contains_secret};
+use crate::attacks::{on_each_carrier, on_each_carrier_and_device};
 use crate::support::until;
 
-on_each_carrier![
+on_each_carrier_and_device![
     keys_of_other_sessions_open_nothing,
     addresses_outside_its_store_are_refused,
     pointers_that_lead_outside_are_not_followed,

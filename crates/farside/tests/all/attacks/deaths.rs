@@ -1,12 +1,12 @@
 //! Clients that are killed in the middle of a chain: the node reclaims everything that they held.
 
-use crate::attacks::on_each_carrier;
 use crate::attacks::target::Target;
+use crate::attacks::{on_each_carrier, on_each_carrier_and_device};
 use crate::support::until;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-on_each_carrier![clients_killed_during_a_chain_leave_nothing];
+on_each_carrier_and_device![clients_killed_during_a_chain_leave_nothing];
 
 /// Environment variable for a child: url of the node.
 const URL: &str = "FARSIDE_TEST_URL";

@@ -2,6 +2,12 @@
 
 use crate::attacks::bytes::*;
 use crate::support::raw_ring::Ring;
+#[cfg(feature = "verbs")]
+use farside_fabrics::session::carrier::Datagrams;
+#[cfg(feature = "verbs")]
+use farside_fabrics::verbs::{Choice, VerbsLine};
+#[cfg(feature = "verbs")]
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
@@ -17,6 +23,8 @@ pub(crate) enum Raw {
     Udp(UdpSocket),
     Tcp(TcpStream, Vec<u8>),
     Ring(Ring),
+    #[cfg(feature = "verbs")]
+    Verbs(Box<VerbsLine>, VecDeque<Vec<u8>>),
 }
 
 impl Raw {
@@ -40,6 +48,11 @@ impl Raw {
                 stream.set_write_timeout(Some(PATIENCE)).expect("a stream");
                 Raw::Tcp(stream, Vec::new())
             }
+            #[cfg(feature = "verbs")]
+            "verbs" => {
+                let line = VerbsLine::connect(address, &Choice::default());
+                Raw::Verbs(Box::new(line.unwrap_or_else(|error| panic!("{error}"))), VecDeque::new())
+            }
             scheme => panic!("unknown carrier {scheme}"),
         }
     }
@@ -60,6 +73,8 @@ impl Raw {
                 (&*stream).write_all(&frame).is_ok()
             }
             Raw::Ring(ring) => ring.send(datagram),
+            #[cfg(feature = "verbs")]
+            Raw::Verbs(line, _) => line.send(datagram).and_then(|()| line.flush()).is_ok(),
         }
     }
 
@@ -67,6 +82,20 @@ impl Raw {
     pub(crate) fn receive(&mut self, wait: Duration) -> Option<Vec<u8>> {
         if let Raw::Ring(ring) = self {
             return ring.receive(wait);
+        }
+        #[cfg(feature = "verbs")]
+        if let Raw::Verbs(line, inbox) = self {
+            let until = Instant::now() + wait;
+            loop {
+                let received = line.receive(|datagram| inbox.push_back(datagram.to_vec()));
+                if let Some(first) = inbox.pop_front() {
+                    return Some(first);
+                }
+                if received.is_err() || line.flush().is_err() || Instant::now() >= until {
+                    return None;
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
         }
         let until = Instant::now() + wait;
         let mut buffer = vec![0; 70_000];
@@ -89,6 +118,8 @@ impl Raw {
                     stream.read(&mut buffer)
                 }
                 Raw::Ring(_) => unreachable!("rings return above"),
+                #[cfg(feature = "verbs")]
+                Raw::Verbs(..) => unreachable!("lines return above"),
             };
             match (read, &mut *self) {
                 (Ok(len), Raw::Udp(_)) => return Some(buffer[..len].to_vec()),
@@ -109,6 +140,17 @@ impl Raw {
         let stream = match self {
             Raw::Tcp(stream, _) => stream,
             Raw::Ring(ring) => return ring.hangs_up_within(wait),
+            #[cfg(feature = "verbs")]
+            Raw::Verbs(line, _) => {
+                let until = Instant::now() + wait;
+                while line.receive(|_| {}).and_then(|_| line.flush()).is_ok() {
+                    if Instant::now() >= until {
+                        return false;
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                return true;
+            }
             Raw::Udp(_) => panic!("udp has no connection to hang up"),
         };
         let until = Instant::now() + wait;
@@ -289,7 +331,14 @@ impl Session {
     /// Calls the node's own service; returns the answer, or the reason of a refusal.
     #[track_caller]
     pub(crate) fn call(&mut self, question: &str) -> Result<serde_json::Value, String> {
-        let answer = self.round_trip(CALL, 0, &[&[0; 8], question.as_bytes()].concat());
+        self.call_service(0, question)
+    }
+
+    /// Calls a service whose answers are JSON; returns the answer, or the reason of a refusal.
+    #[track_caller]
+    pub(crate) fn call_service(&mut self, service: u32, question: &str) -> Result<serde_json::Value, String> {
+        let service = u64::from(service).to_le_bytes();
+        let answer = self.round_trip(CALL, 0, &[&service, question.as_bytes()].concat());
         match answer[0] {
             0 => Ok(serde_json::from_slice(&answer[1..]).expect("an answer is JSON")),
             0xff => Err(String::from_utf8(answer[1..].to_vec()).expect("a reason is text")),

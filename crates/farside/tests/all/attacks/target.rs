@@ -36,6 +36,11 @@ impl Target {
         for url in ["udp://127.0.0.1:0", "tcp://127.0.0.1:0", "tls://127.0.0.1:0", &ring] {
             arguments.extend(["--listen", url]);
         }
+        // Tests that take an RDMA device run only where this variable names one.
+        let verbs = std::env::var("FARSIDE_VERBS_DEVICE")
+            .map(|device| format!("verbs://{device}:0?host=127.0.0.1"))
+            .ok();
+        arguments.extend(verbs.iter().flat_map(|url| ["--listen", url]));
         arguments.extend(["--tls-cert", &cert, "--tls-key", &key, "--admin", "127.0.0.1:0"]);
         let node = support::Node::within(wrap, &arguments);
         let mut urls = BTreeMap::new();

@@ -137,7 +137,7 @@ fn invalid_comparisons_are_refused_with_a_remedy() {
         (&["--rivals", "lmdb,memcached"], "apt-get install memcached', or omit it from --rivals"),
         (&["--rivals", "dragonfly"], "redis, memcached, lmdb"),
         (&["--rivals", ""], "redis, memcached, lmdb"),
-        (&["--fabrics", "verbs"], "udp"),
+        (&["--fabrics", "frob"], "udp"),
         (&["--fabrics", "local"], "name udp, tcp, ring or shm"),
         (&["--depth", "65"], "1..=64"),
         (&["--depth", "0"], "1..=64"),

@@ -131,7 +131,7 @@ fn invalid_measurements_of_figures_are_refused_with_a_remedy() {
     let wrong: [(&[&str], &str); 13] = [
         (&["chequer-modes", "--fabric", "udp"], "omit --fabric to have the figure predicted"),
         (&["chequer-blocks", "--fabric", "udp"], "omit --fabric to have the figure predicted"),
-        (&["prism-3", "--fabric", "verbs"], "name sim or one of local, shm, udp"),
+        (&["prism-3", "--fabric", "frob"], "name sim or one of local, shm, udp"),
         (&["prism-3", "--fabric", ""], "name sim or one of local, shm, udp"),
         (&["synchronization-4", "--fabric", "udp"], "omit --fabric to have the figure predicted"),
         (&["prism-3", "--fabric", "udp", "--distance", "moon"], "name one of direct, rack"),

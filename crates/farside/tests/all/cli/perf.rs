@@ -319,7 +319,7 @@ fn invalid_arguments_are_refused_with_a_remedy() {
         ("read_lat 127.0.0.1 --tokens x", "cannot be used with"),
         ("read_lat --fabric shm -p 5", "cannot be used with"),
         ("read_lat --fabric shm -s 2 -a", "cannot be used with"),
-        ("read_lat --fabric verbs", "local, shm"),
+        ("read_lat --fabric frob", "local, shm"),
         ("read_lat --fabric shm -s 0", "give 1 or more"),
         ("read_lat --fabric shm -s 2TiB", "carries 65528 at most"),
         ("read_lat --fabric shm -s much", "write it like"),

@@ -99,7 +99,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
         ),
         (&["serve", "--items", "5"], "--store"),
         // Measurements.
-        (&["bench", "ycsb", "--fabric", "verbs"], "local, shm"),
+        (&["bench", "ycsb", "--fabric", "frob"], "local, shm"),
         (&["bench", "ycsb", "--system", "chess"], "prism-kv"),
         (&["bench", "ycsb", "--workload", "/nowhere/file"], "a, b, c, d, e and f"),
         (&["bench", "ycsb", "--distribution", "frob"], "name one of uniform"),
@@ -151,7 +151,7 @@ fn invalid_requests_are_refused_with_a_remedy() {
         (&["bench", "floor", "--bare"], "--bare has no meaning for shm"),
         (&["bench", "floor", "--blocking", "--fabric", "local"], "--blocking has no meaning for local"),
         (&["bench", "floor", "--workload", "b"], "give c (reads) or a (half reads, half overwrites)"),
-        (&["bench", "floor", "--fabric", "verbs"], "local, shm, ring, udp, tcp"),
+        (&["bench", "floor", "--fabric", "frob"], "local, shm, ring, udp, tcp"),
         (&["bench", "floor", "--fabric", "udp", "--idle-ms", "5"], "--blocking"),
         (&["bench", "floor", "--fabric", "udp", "--blocking", "--rounds", "5"], "--idle-ms"),
         (&["bench", "floor", "--fabric", "tcp", "--tasks", "65"], "1..=64"),

@@ -100,7 +100,7 @@ fn an_engine_whose_port_breaks_ends_the_calls_that_wait_for_their_records() {
     let at = port.address().expect("it is bound");
     let may_break = Arc::new(AtomicBool::new(false));
     let port = Breaking { port, may_break: Arc::clone(&may_break), is_broken: false };
-    let _engine = Engine::start(shared, 0, session, port).expect("a thread");
+    let _engine = Engine::start(shared, 0, session, port, None).expect("a thread");
 
     let node = NodeId(0);
     let config = client::Config { identity: 5, incarnation: 1, nonce: 7, ..client::Config::default() };

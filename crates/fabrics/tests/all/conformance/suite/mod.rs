@@ -6,24 +6,24 @@ pub(crate) mod executors;
 pub(crate) mod rig;
 mod twin;
 
-/// Defines one test per claim and executor (ours and tokio's) for the fabric of `$rig`.
+/// Defines one test per claim and executor (ours and tokio's) for the fabric of `$rig`. Every test has the attributes.
 macro_rules! conformance {
-    ($fabric:ident, $($rig:tt)+) => {
+    ($(#[$attribute:meta])* $fabric:ident, $($rig:tt)+) => {
         mod $fabric {
             mod core {
-                every_claim!(Core, $($rig)+);
+                every_claim!([$(#[$attribute])*] Core, $($rig)+);
             }
             mod tokio {
-                every_claim!(Tokio, $($rig)+);
+                every_claim!([$(#[$attribute])*] Tokio, $($rig)+);
             }
         }
     };
 }
 
 macro_rules! every_claim {
-    ($executor:ident, $($rig:tt)+) => {
+    ($attributes:tt $executor:ident, $($rig:tt)+) => {
         claims! {
-            $executor, [$($rig)+];
+            $attributes, $executor, [$($rig)+];
             every_op_does_what_run_says
             the_rest_of_a_chain_depends_on_the_previous_op
             a_chain_has_at_most_64_ops_and_all_of_them_run
@@ -50,14 +50,19 @@ macro_rules! every_claim {
 }
 
 macro_rules! claims {
-    ($executor:ident, $rig:tt; $($claim:ident)*) => {
-        $(
-            #[test]
-            fn $claim() {
-                use $crate::conformance::suite::{claims, executors::Executor};
-                claims::$claim(&started!($rig), Executor::$executor);
-            }
-        )*
+    ($attributes:tt, $executor:ident, $rig:tt; $($claim:ident)*) => {
+        $(claim!($attributes, $executor, $rig, $claim);)*
+    };
+}
+
+macro_rules! claim {
+    ([$($attribute:tt)*], $executor:ident, $rig:tt, $claim:ident) => {
+        #[test]
+        $($attribute)*
+        fn $claim() {
+            use $crate::conformance::suite::{claims, executors::Executor};
+            claims::$claim(&started!($rig), Executor::$executor);
+        }
     };
 }
 

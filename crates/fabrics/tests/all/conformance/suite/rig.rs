@@ -14,6 +14,7 @@ use farside_fabrics::shm;
 use farside_fabrics::tcp::TcpLine;
 use farside_fabrics::tcp::tls::{HostName, Identity, TlsLine, Trust};
 use farside_fabrics::udp::UdpLine;
+use farside_fabrics::verbs;
 use farside_fabrics::wait::{Waits, Wakeup};
 use farside_node::access::{EVERY_STORE, Fingerprint, Grant, Token, Tokens};
 use farside_node::host::{Host, Listen, Options};
@@ -343,12 +344,8 @@ impl<C: Carrier> Rig for Engine<C> {
     }
 
     fn open(&self, node: NodeId) -> Remote<C::Line> {
-        static CLIENTS: AtomicU64 = AtomicU64::new(0);
-        let identity = CLIENTS.fetch_add(1, Ordering::Relaxed).into();
-        let config =
-            Config { identity, incarnation: 1, nonce: 7, token: C::TOKEN.to_vec(), ..Config::default() };
         let line = C::line(&self.host.listening()[0]);
-        Remote::open(line, node, config).unwrap_or_else(|error| panic!("{error}"))
+        Remote::open(line, node, config(C::TOKEN)).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn memory(&self) -> &Mapping {
@@ -357,6 +354,57 @@ impl<C: Carrier> Rig for Engine<C> {
 
     fn busy(&self) -> &AtomicBool {
         &self.busy
+    }
+}
+
+/// Returns the configuration of another client with this token.
+fn config(token: &[u8]) -> Config {
+    static CLIENTS: AtomicU64 = AtomicU64::new(0);
+    let identity = CLIENTS.fetch_add(1, Ordering::Relaxed).into();
+    Config { identity, incarnation: 1, nonce: 7, token: token.to_vec(), ..Config::default() }
+}
+
+/// The fabric over an RDMA device, with its node.
+pub(crate) struct Device {
+    host: Host,
+    busy: Arc<AtomicBool>,
+}
+
+impl Rig for Device {
+    type Endpoint = verbs::Endpoint;
+
+    fn start() -> Device {
+        let busy = Arc::default();
+        let device = std::env::var("FARSIDE_VERBS_DEVICE").expect("`cargo xtask verbs` names the device");
+        let at = verbs::VerbsAddress::parse(&format!("{device}:0?host=127.0.0.1")).expect("an address");
+        let options = Options { listen: vec![Listen::Verbs(at)], ..Options::default() };
+        Device { host: host(options, &busy), busy }
+    }
+
+    fn open(&self, node: NodeId) -> verbs::Endpoint {
+        let url = self.host.listening()[0].to_string();
+        let at = url.strip_prefix("verbs://").and_then(|at| at.parse().ok()).expect("an address");
+        let line = verbs::VerbsLine::connect(at, &verbs::Choice::default());
+        let line = line.unwrap_or_else(|error| panic!("{error}"));
+        verbs::Endpoint::open(line, node, config(b"")).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn memory(&self) -> &Mapping {
+        self.host.memory()
+    }
+
+    fn busy(&self) -> &AtomicBool {
+        &self.busy
+    }
+}
+
+impl Endpoint for verbs::Endpoint {
+    async fn drive(&self) {
+        Session::drive(self).await;
+    }
+
+    fn owner(&self) -> u32 {
+        1 // Known only to the node, and not visible to chains.
     }
 }
 

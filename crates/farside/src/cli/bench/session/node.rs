@@ -91,6 +91,12 @@ fn listening(fabric: FabricArg, folder: &Path) -> Result<(Vec<String>, farside::
             (listen, farside::Options { tls_ca: Some(made.text), ..options })
         }
         FabricArg::Ring => at(format!("ring:{}", folder.join("ring").display())),
+        #[cfg(feature = "verbs")]
+        FabricArg::Verbs => {
+            let devices = farside_fabrics::verbs::device::devices();
+            let devices = devices.map_err(|error| Failure::Error(error.to_string()))?;
+            at(format!("verbs://{}:0?host=127.0.0.1", devices[0].name))
+        }
     })
 }
 
