@@ -22,6 +22,10 @@ use std::sync::{Mutex, MutexGuard};
 /// Size of a page, the unit in which changes are recorded, in bytes.
 pub(crate) const PAGE: u64 = 4096;
 
+/// Minimum allocation of a memory in bytes. The C library maps allocations of this size, so that pages which are never
+/// touched take no time to zero.
+const MAPPED: usize = 33 << 20;
+
 /// Plain memory in which every access completes at once.
 pub(crate) struct Bytes {
     geometry: Geometry,
@@ -42,7 +46,9 @@ impl Bytes {
     /// Creates a memory of `size` zeros.
     pub(crate) fn new(size: u64) -> Bytes {
         let geometry = Geometry::of(size).expect("a legal size");
-        let bytes = vec![0; usize::try_from(size).expect("it fits the address space")];
+        let size = usize::try_from(size).expect("it fits the address space");
+        let mut bytes = vec![0; MAPPED.max(size)];
+        bytes.truncate(size);
         let (touched, words_left) = (BTreeSet::new(), u64::MAX);
         let inner = Inner { bytes, touched, words_left, rights: Rights::ALL, wide: true };
         Bytes { geometry, inner: Mutex::new(inner) }
