@@ -50,6 +50,7 @@ fn package_of(file: &str) -> Option<String> {
     let (folder, _) = file.split_once("/tests/all/")?;
     match folder.strip_prefix("crates/").unwrap_or(folder) {
         "farside" => Some("farside".into()),
+        "systems" => Some("farside-systems-tests".into()),
         name => Some(format!("farside-{name}")),
     }
 }
@@ -74,7 +75,8 @@ mod tests {
     #[test]
     fn a_test_file_belongs_to_its_package() {
         assert_eq!(package_of("crates/farside/tests/all/soak.rs").as_deref(), Some("farside"));
-        assert_eq!(package_of("crates/systems/tests/all/raw.rs").as_deref(), Some("farside-systems"));
+        assert_eq!(package_of("crates/systems/tests/all/raw.rs").as_deref(), Some("farside-systems-tests"));
+        assert_eq!(package_of("crates/trial/tests/all/txn.rs").as_deref(), Some("farside-trial"));
         assert_eq!(package_of("bench/tests/all/ledger.rs").as_deref(), Some("farside-bench"));
         assert_eq!(package_of("crates/farside/src/main.rs"), None);
     }

@@ -11,15 +11,17 @@ struct Arrows {
     tests_use: &'static [&'static str],
 }
 
-const ARROWS: [Arrows; 11] = [
+const ARROWS: [Arrows; 12] = [
     Arrows { package: "farside-remote", uses: &[], tests_use: &[] },
     // The conformance suite of farside-fabrics runs fabrics against a real node.
     Arrows { package: "farside-fabrics", uses: &["farside-remote"], tests_use: &["farside-node"] },
     Arrows { package: "farside-node", uses: &["farside-remote", "farside-fabrics"], tests_use: &[] },
+    Arrows { package: "farside-systems", uses: &["farside-remote"], tests_use: &[] },
+    // The tests of farside-systems run protocols over real fabrics and nodes, and in the simulator.
     Arrows {
-        package: "farside-systems",
-        uses: &["farside-remote"],
-        tests_use: &["farside-fabrics", "farside-node", "farside-sim", "farside-trial"],
+        package: "farside-systems-tests",
+        uses: &[],
+        tests_use: &["farside-remote", "farside-fabrics", "farside-node", "farside-systems", "farside-sim"],
     },
     // The simulator runs the real sessions and the real node, and knows no system.
     Arrows {
@@ -147,10 +149,14 @@ mod tests {
     #[test]
     fn the_tests_of_systems_may_know_fabrics() {
         let tests = "[dev-dependencies]\nfarside-fabrics = { path = \"../fabrics\" }";
-        assert_eq!(seen_in("farside-systems", tests), NOTHING);
+        assert_eq!(seen_in("farside-systems-tests", tests), NOTHING);
         assert_eq!(
             seen_in("farside-remote", tests),
             ["4: the tests of `farside-remote` must not depend on `farside-fabrics`"]
+        );
+        assert_eq!(
+            seen_in("farside-systems", tests),
+            ["4: the tests of `farside-systems` must not depend on `farside-fabrics`"]
         );
         let itself = "[dev-dependencies]\nfarside-remote = { path = \".\", features = [\"model\"] }";
         assert_eq!(seen_in("farside-remote", itself), NOTHING);

@@ -216,7 +216,7 @@ fn fill(case: &Case, scene: &mut Scene, steps: u64) -> Result<Full, String> {
 fn play_all(steps: u64, test: &str) {
     for (seed, case) in (1..).zip(&CASES) {
         let line = play(case, seed, steps).unwrap_or_else(|error| {
-            panic!("{}, seed {seed}: {error}; replay: cargo test -p farside-systems {test}", case.name)
+            panic!("{}, seed {seed}: {error}; replay: cargo test -p farside-systems-tests {test}", case.name)
         });
         println!("{line}");
     }

@@ -240,7 +240,7 @@ fn killed_at_accesses(strikes: usize) {
     while let Some((strike, slot_cache)) = plans.pop_front() {
         round += 1;
         let replay = Replay(format!(
-            "{STRIKE}='{}' cargo test -p farside-systems --test all clients_killed_at_any_access \
+            "{STRIKE}='{}' cargo test -p farside-systems-tests --test all clients_killed_at_any_access \
              -- --nocapture",
             serde_json::to_string(&(strike, slot_cache)).expect("plain data")
         ));
@@ -308,7 +308,7 @@ fn killed_at_moments(kills: u64, rebuilds: bool) {
     let (mut slowest, mut survived, mut rebuilt) = (Duration::ZERO, 0, 0);
     for round in 0..kills {
         let replay = Replay(format!(
-            "{SEED_VARIABLE}={seed} cargo test -p farside-systems --test all \
+            "{SEED_VARIABLE}={seed} cargo test -p farside-systems-tests --test all \
              clients_killed_at_any_moment -- --nocapture (moments differ from run to run)"
         ));
         let (name, own) = (format!("m{round}"), script::mix(seed ^ round));

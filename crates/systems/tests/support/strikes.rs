@@ -158,7 +158,7 @@ impl<P: Purpose> Drop for Replay<P> {
         if std::thread::panicking() {
             let strike = serde_json::to_string(&self.strike).expect("plain data");
             println!(
-                "replay: {STRIKE}='{strike}' cargo test -p farside-systems --test all {} -- --nocapture",
+                "replay: {STRIKE}='{strike}' cargo test -p farside-systems-tests --test all {} -- --nocapture",
                 self.test
             );
         }
