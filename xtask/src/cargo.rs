@@ -44,8 +44,22 @@ pub(crate) fn output(mut command: Command) -> Option<Vec<u8>> {
     }
 }
 
+/// Returns a command that runs `command` with a low priority.
+pub(crate) fn niced(command: &Command) -> Command {
+    let mut niced = Command::new("nice");
+    niced.args(["-n", "10"]).arg(command.get_program()).args(command.get_args());
+    niced.current_dir(command.get_current_dir().unwrap_or(Path::new(".")));
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => niced.env(name, value),
+            None => niced.env_remove(name),
+        };
+    }
+    niced
+}
+
 /// Returns whether a command that ended with `status` succeeded; prints the reason for a failure.
-fn has_succeeded(status: std::io::Result<ExitStatus>) -> bool {
+pub(crate) fn has_succeeded(status: std::io::Result<ExitStatus>) -> bool {
     match status {
         Ok(status) if status.success() => true,
         Ok(status) => {
@@ -79,6 +93,20 @@ mod tests {
         assert!(std::env::var_os("CARGO_PKG_NAME").is_some(), "cargo runs the tests");
         let command = cargo(Path::new("."), &["build"]);
         assert!(command.get_envs().any(|(name, value)| name == "CARGO_PKG_NAME" && value.is_none()));
+    }
+
+    #[test]
+    fn a_command_of_low_priority_is_the_same_command() {
+        let mut command = Command::new("printenv");
+        command.args(["PWD", "A"]).current_dir("/").env("A", "b").env_remove("C");
+        let niced = niced(&command);
+        let arguments: Vec<_> = niced.get_args().collect();
+        assert_eq!(
+            (niced.get_program(), &arguments[2..]),
+            ("nice".as_ref(), &["printenv", "PWD", "A"].map(AsRef::as_ref)[..])
+        );
+        assert_eq!(niced.get_current_dir(), Some(Path::new("/")));
+        assert!(niced.get_envs().eq(command.get_envs()));
     }
 
     #[test]

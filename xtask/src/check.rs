@@ -10,18 +10,14 @@ use crate::{lanes, mutants, tidy, verbs};
 
 type Step = (&'static str, fn(&Path) -> bool);
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 6] = [
     ("format", format),
     ("tidy", house_rules),
     ("clippy", clippy),
     ("doc", doc),
-    ("build", build_tests),
     ("test", test),
     ("verbs", verbs::quick),
 ];
-
-/// Environment variable that sets how many tests run concurrently.
-pub(crate) const THREADS: &str = "RUST_TEST_THREADS";
 
 /// Outcome of one step of the check.
 struct Outcome {
@@ -60,26 +56,12 @@ fn clippy(root: &Path) -> bool {
     succeeds(cargo(root, &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
 }
 
-fn build_tests(root: &Path) -> bool {
-    let mut command = cargo(root, &["test", "--workspace", "--locked", "--no-run"]);
-    mutants::compile_in(&mut command);
-    succeeds(command)
-}
-
-/// Runs all tests in one build that contains the mutants. Each mutant is off unless a test switches it on.
+/// Builds all tests with the mutants and runs them. Each mutant is off unless a test switches it on.
 fn test(root: &Path) -> bool {
-    let Some(binaries) = lanes::built(root, mutants::compile_in) else { return false };
-    let passed = lanes::pass(&binaries, tests_at_a_time());
+    let passed = lanes::pass(root, mutants::compile_in);
     let mut examples = cargo(root, &["test", "--workspace", "--locked", "--doc", "--no-fail-fast"]);
     mutants::compile_in(&mut examples);
     succeeds(examples) & passed
-}
-
-/// Returns the number of tests to run concurrently, unless the environment says it: two per core, since most of the
-/// longest tests wait for processes or for time to pass.
-fn tests_at_a_time() -> usize {
-    let said = std::env::var(THREADS).ok().and_then(|said| said.parse().ok());
-    said.unwrap_or_else(|| 2 * std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 fn doc(root: &Path) -> bool {
