@@ -72,12 +72,9 @@ impl Endpoint {
     }
 
     /// Whether the NIC executes a chain that it can execute.
-    ///
-    /// Software that runs chains promises that no aligned unit of 16 bytes is torn. A device that does not read and
-    /// write whole lines does not keep that promise, so the engine does.
     fn uses_nic(&self, chain: &Chain<'_>) -> bool {
         // The engine frees the buffers that a chain holds, if its future is dropped.
-        self.abilities.nic_atomics || self.abilities.whole_lines && chain.held().is_none()
+        self.abilities.nic_atomics || self.abilities.has_lists() && chain.held().is_none()
     }
 
     fn line(&self) -> &VerbsLine {

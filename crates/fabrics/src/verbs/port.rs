@@ -240,12 +240,13 @@ impl VerbsPort {
         self.listener.local_addr()
     }
 
-    /// Creates what gives clients of this port access to memory by the NIC.
+    /// Creates what gives clients of this port access to memory by the NIC; `None` if engines execute all chains.
     ///
     /// # Errors
     /// The device refuses.
-    pub fn grants(&self) -> Result<Grants, VerbsError> {
-        Grants::new(Arc::clone(&self.common.here), self.common.abilities)
+    pub fn grants(&self) -> Result<Option<Grants>, VerbsError> {
+        let Common { here, abilities, .. } = &self.common;
+        abilities.has_lists().then(|| Grants::new(Arc::clone(here), *abilities)).transpose()
     }
 
     /// Accepts waiting connections, but only a few at a time, so that a crowd does not delay the existing ones.

@@ -196,6 +196,16 @@ pub(super) struct Abilities {
     pub(super) whole_lines: bool,
 }
 
+impl Abilities {
+    /// Whether the NIC executes chains.
+    ///
+    /// Software that runs chains promises that no aligned unit of 16 bytes is torn. A device that does not read and
+    /// write whole lines does not keep that promise, so engines execute all chains, unless the user has chosen the NIC.
+    pub(super) fn has_lists(self) -> bool {
+        self.nic_atomics || self.whole_lines
+    }
+}
+
 /// A received message of the set-up.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Message {

@@ -774,7 +774,7 @@ impl Handler {
     fn ask_nic(&mut self, client: &mut Client, request: &[u8]) -> Result<Vec<u8>, String> {
         use farside_fabrics::verbs::request::{Request, Response};
         let nothing = || serde_json::to_vec(&Response::Registered(Vec::new())).expect("plain data");
-        let Some(nic) = &self.nic else { return Err("this session is not over RDMA".to_owned()) };
+        let Some(nic) = &self.nic else { return Err("no NIC executes chains for this session".to_owned()) };
         let request = serde_json::from_slice(request);
         let response = match request.map_err(|error| format!("the request is not understood: {error}"))? {
             Request::Connect(theirs) => {

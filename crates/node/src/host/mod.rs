@@ -846,7 +846,7 @@ enum AnyPort {
     Tls(TlsPort),
     Ring(RingPort),
     #[cfg(feature = "verbs")]
-    Verbs(Box<VerbsPort>, Nic),
+    Verbs(Box<VerbsPort>, Option<Nic>),
 }
 
 impl AnyPort {
@@ -854,7 +854,7 @@ impl AnyPort {
     fn nic(&self) -> Option<Nic> {
         match self {
             #[cfg(feature = "verbs")]
-            AnyPort::Verbs(_, nic) => Some(Arc::clone(nic)),
+            AnyPort::Verbs(_, nic) => nic.clone(),
             _ => None,
         }
     }
@@ -900,7 +900,7 @@ fn ports(options: &Options) -> Result<(Vec<AnyPort>, Vec<Listen>), BindError> {
                     let bound = port.address().map_err(refused)?;
                     let (address, number) = (Some(bound.ip()), bound.port());
                     listening.push(Listen::Verbs(VerbsAddress { address, port: number, ..at.clone() }));
-                    let nic = Arc::new(port.grants().map_err(failed)?);
+                    let nic = port.grants().map_err(failed)?.map(Arc::new);
                     ports.push(AnyPort::Verbs(Box::new(port), nic));
                 }
             }
