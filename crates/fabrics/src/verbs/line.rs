@@ -13,7 +13,7 @@ use rustix::event::epoll;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,8 +106,7 @@ impl VerbsLine {
     /// # Errors
     /// [`VerbsError`] says why there is no connection; nothing is left behind.
     pub fn connect(node: SocketAddr, choice: &Choice) -> Result<VerbsLine, VerbsError> {
-        let stream = TcpStream::connect_timeout(&node, SET_UP_WAIT).map_err(VerbsError::Dial)?;
-        let local = stream.local_addr().map_err(VerbsError::Dial)?.ip().to_canonical();
+        let local = local_address(node).map_err(VerbsError::Dial)?;
         let here = Here::open(choice, Some(local))?;
         let domain = Domain::new(&here.context)?;
         let channel = Channel::new(&here.context)?;
@@ -136,6 +135,8 @@ impl VerbsLine {
             frame: FRAME_MAX as u32,
             abilities: Abilities::default(),
         };
+        // Only now, since the node soon closes a connection that says nothing, and a device may be slow.
+        let stream = TcpStream::connect_timeout(&node, SET_UP_WAIT).map_err(VerbsError::Dial)?;
         let theirs = exchange(&stream, &own)?;
         let way = super::resources::Way { mtu: theirs.mtu.min(here.way.mtu), ..here.way };
         pair.connect(&way, first, 1, &theirs.end)?;
@@ -185,6 +186,15 @@ impl VerbsLine {
             Ok(_) => true,
         }
     }
+}
+
+/// Returns the address of this machine from which connections to `node` start. Sends nothing.
+fn local_address(node: SocketAddr) -> std::io::Result<IpAddr> {
+    let any: IpAddr =
+        if node.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(node)?;
+    Ok(socket.local_addr()?.ip().to_canonical())
 }
 
 /// Sends the client's description and receives the node's.
