@@ -4,7 +4,7 @@
 //! Invariant: during and after an attack, a well-behaved client finds all its data, a counter records the attack, the
 //! attacker has seen no byte of another tenant, every wait is bounded, and no process panics.
 
-mod bytes;
+pub(crate) mod bytes;
 mod chains;
 mod crowds;
 mod datagrams;
@@ -45,7 +45,9 @@ macro_rules! on_each_carrier_and_device {
                 #[test]
                 #[ignore = "takes an RDMA device: cargo xtask verbs"]
                 fn $name() {
+                    let before = crate::verbs::Resources::now();
                     super::$name("verbs");
+                    before.are_back();
                 }
             )+
         }

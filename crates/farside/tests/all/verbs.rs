@@ -12,7 +12,7 @@ mod refusals;
 mod systems;
 mod unplugged;
 
-use crate::support::{Node, Ran, command, run_within, until};
+use crate::support::{Node, Ran, command, run_within, until_within};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -24,13 +24,19 @@ fn device() -> String {
     std::env::var("FARSIDE_VERBS_DEVICE").expect("the variable names the device, as `cargo xtask verbs` does")
 }
 
+/// Waits until `is_so` returns true. `what` describes the condition.
+#[track_caller]
+fn until(what: &str, is_so: impl FnMut() -> bool) {
+    until_within(PATIENCE, what, is_so);
+}
+
 /// Numbers of queue pairs, completion queues, regions and domains that are open at the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Resources(BTreeMap<String, u64>);
+pub(crate) struct Resources(BTreeMap<String, u64>);
 
 impl Resources {
     /// Reads the kernel's numbers, of all processes.
-    fn now() -> Resources {
+    pub(crate) fn now() -> Resources {
         let shown = std::process::Command::new("rdma").args(["resource", "show"]).output().expect("iproute2");
         let text = String::from_utf8(shown.stdout).expect("text");
         let device = device();
@@ -51,16 +57,28 @@ impl Resources {
 
     /// Waits until as much is open as before.
     #[track_caller]
-    fn are_back(&self) {
+    pub(crate) fn are_back(&self) {
         let mut now = Resources::now();
         for _ in 0..50 {
             if now == *self {
-                return;
+                break;
             }
             std::thread::sleep(Duration::from_millis(200));
             now = Resources::now();
         }
+        println!("open at the device: {self} before, {now} after");
         assert_eq!(now, *self, "not all is closed at the device");
+    }
+}
+
+impl std::fmt::Display for Resources {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut between = "";
+        for (kind, count) in &self.0 {
+            write!(f, "{between}{count} {kind}")?;
+            between = ", ";
+        }
+        Ok(())
     }
 }
 

@@ -1,14 +1,17 @@
 //! Attacks on the access by the NIC, from a session whose requests the tests build by hand. Attacks on the messages are
 //! those on every carrier ([`crate::attacks`]), and run over the device too.
 
-use super::{Atomic, Resources, node};
-use crate::attacks::peer::{PATIENCE, Raw, Session, random};
-use crate::support::until;
+use super::{Atomic, Resources, node, until};
+use crate::attacks::bytes::CALL;
+use crate::attacks::peer::{PATIENCE, Raw, Session, Store, random};
 use serde_json::{Value, json};
 
-/// Calls the engine's service for access by the NIC.
+/// Number of the engine's service for access by the NIC.
+const SERVICE: u32 = u32::MAX;
+
+/// Calls that service.
 fn ask(session: &mut Session, request: &Value) -> Result<Value, String> {
-    session.call_service(u32::MAX, &request.to_string())
+    session.call_service(SERVICE, &request.to_string())
 }
 
 /// A description of a queue pair that a client might send.
@@ -26,6 +29,17 @@ fn register(key: (u32, u64)) -> Value {
     json!({ "register": { "region": key.0, "secret": key.1 } })
 }
 
+/// Has a store's memory registered. The node prepares large memory by several steps.
+#[track_caller]
+fn registered(session: &mut Session, store: &Store) -> Value {
+    loop {
+        let response = ask(session, &register(store.key)).expect("registered");
+        if response != json!("pending") {
+            return response;
+        }
+    }
+}
+
 #[test]
 #[ignore = "takes an RDMA device: cargo xtask verbs"]
 fn a_nics_keys_are_given_for_valid_keys_only() {
@@ -37,28 +51,36 @@ fn a_nics_keys_are_given_for_valid_keys_only() {
     let store = session.store("mine");
     assert!(ask(&mut session, &register(store.key)).is_err(), "a queue pair comes first");
     ask(&mut session, &pair(&[])).expect("connected");
-    let mine = ask(&mut session, &register(store.key)).expect("registered");
+    let mine = registered(&mut session, &store);
     let extents = mine["registered"].as_array().expect("a list");
     assert!(!extents.is_empty() && extents.iter().all(|extent| extent["len"].as_u64() > Some(0)), "{mine}");
     // Another session's key is of no use, nor is any other key.
-    let mut other = Session::open(&url);
-    other.store("mine");
-    ask(&mut other, &pair(&[])).expect("connected");
     let bits = (0..64).map(|bit| (store.key.0, store.key.1 ^ 1 << bit));
     let regions = (0..64).chain([u32::MAX]).filter(|region| *region != store.key.0);
-    for key in
-        bits.chain(regions.map(|region| (region, store.key.1))).chain([(0, 0), (store.key.0, random())])
-    {
-        // The node may lock the source out after many guesses, which is an error too.
-        match ask(&mut session, &register(key)) {
-            Ok(none) => assert_eq!(none["registered"], json!([]), "{key:?}"),
-            Err(reason) => println!("refused: {reason}"),
+    let wrong: Vec<(u32, u64)> = std::iter::once(store.key)
+        .chain(bits)
+        .chain(regions.map(|region| (region, store.key.1)))
+        .chain([(0, 0), (store.key.0, random())])
+        .collect();
+    // The node ends a session after 16 wrong keys.
+    for keys in wrong.chunks(15) {
+        let mut other = Session::open(&url);
+        other.store("mine");
+        ask(&mut other, &pair(&[])).expect("connected");
+        for key in keys {
+            let response = ask(&mut other, &register(*key)).expect("a response");
+            assert_eq!(response, json!({ "registered": [] }), "{key:x?}");
         }
+        other.keep_alive();
+        if keys.len() == 15 {
+            let one_more = register((0, 0)).to_string();
+            other.request(CALL, 0, &[&u64::from(SERVICE).to_le_bytes(), one_more.as_bytes()].concat());
+            until("the guessing session is over", || !other.sync());
+        }
+        session.keep_alive();
     }
-    if let Ok(theirs) = ask(&mut other, &register(store.key)) {
-        assert_eq!(theirs["registered"], json!([]), "a key belongs to one session");
-    }
-    drop((session, other));
+    assert_eq!(registered(&mut session, &store), mine);
+    drop(session);
     until("the sessions are over", || node.sessions() == 0);
     drop(node);
     before.are_back();

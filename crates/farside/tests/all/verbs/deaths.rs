@@ -1,7 +1,7 @@
 //! Clients and nodes that are killed: what they had open at the device is closed, and nothing else is lost.
 
-use super::{Resources, at, node_with_store, works_again};
-use crate::support::{Process, command, serve, until};
+use super::{Resources, at, node_with_store, until, works_again};
+use crate::support::{Process, command, serve};
 use rustix::process::Signal;
 
 /// Starts a client that works until it is killed.
