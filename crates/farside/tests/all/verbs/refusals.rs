@@ -49,14 +49,17 @@ fn a_token_is_checked_before_a_queue_pair_serves() {
         farside(["token", "new", "--name", "a", "--store", "*=all", "--admin", "--secret-file", &secret])
             .done();
     let tokens = folder.path().join("tokens.toml");
-    std::fs::write(&tokens, made.text()).expect("written");
-    std::fs::set_permissions(&tokens, std::fs::Permissions::from_mode(0o600)).expect("a file of the test");
+    let write = |path: &std::path::Path, text: &str| {
+        std::fs::write(path, text).expect("written");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("a file of the test");
+    };
+    write(&tokens, made.text());
     let tokens = tokens.display().to_string();
     let node = node(super::Atomic::Nic, &["--memory", "32MiB", "--tokens", &tokens, "--shm-trusts-all"]);
     let before = Resources::now();
     let url = node.listening();
     let file = folder.path().join("wrong");
-    std::fs::write(&file, "wrong").expect("written");
+    write(&file, "wrong");
     let with = |file: &std::path::Path| {
         let mut info = command();
         info.args(["info", "--pool", &url, "--token-file"]).arg(file);
