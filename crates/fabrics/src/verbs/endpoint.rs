@@ -170,12 +170,13 @@ impl Endpoint {
     /// Connects a queue pair, if there is none, and has a region registered.
     async fn ask(&self, node: NodeId, key: Key) -> Result<(), FabricError> {
         let _asking = Asking::new(self);
-        let asked = async {
+        // In a box, since this is rare, and all futures that run a chain would be larger by it.
+        let asked = Box::pin(async {
             if !self.lists.borrow().is_up() {
                 self.connect(node).await?;
             }
             self.register(node, key).await
-        };
+        });
         let asked = asked.await;
         self.asks_at.set(timer::now().saturating_add(PAUSE));
         asked

@@ -339,7 +339,7 @@ mod tests {
             ("verbs://h:1?gid=3", Address::Host("verbs")),
             ("udp://h", Address::Host("udp")),
             ("local:", Address::Invalid),
-            ("verbs://h", Address::Invalid),
+            ("frob://h", Address::Invalid),
             ("", Address::Invalid),
             ("shm:", Address::Invalid),
             ("ring:", Address::Invalid),
@@ -347,7 +347,7 @@ mod tests {
             assert_eq!(Address::of(url), way, "{url}");
         }
         is(&no_address("local:1GiB"), Fail, "in the client's own process", "shm:PATH");
-        is(&no_address("verbs://h"), Fail, "'verbs://h' names no fabric of this release", "shm:PATH");
+        is(&no_address("frob://h"), Fail, "'frob://h' names no fabric of this release", "shm:PATH");
         for nowhere in ["", "shm:", "ring:"] {
             is(&no_address(nowhere), Fail, &format!("'{nowhere}' names no socket"), "shm:PATH");
         }
