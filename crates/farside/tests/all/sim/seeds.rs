@@ -50,14 +50,17 @@ const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("prism-tx", Carrier::Connections, 29),
     ("prism-tx", Carrier::Connections, 31),
     ("prism-tx", Carrier::Connections, 61),
+    ("prism-tx", Carrier::Connections, 308),
     ("farm", Carrier::Datagrams, 17),
     ("farm", Carrier::Connections, 24),
     ("farm", Carrier::Connections, 27),
     ("farm", Carrier::Verbs, 77),
     ("farm", Carrier::Verbs, 114),
+    ("fasst", Carrier::Datagrams, 22),
     ("fasst", Carrier::Datagrams, 41),
     ("fasst", Carrier::Connections, 13),
     ("fasst", Carrier::Connections, 22),
+    ("fasst", Carrier::Connections, 23),
     ("fasst", Carrier::Connections, 43),
 ];
 
