@@ -29,9 +29,9 @@ const QEMU: &str = "qemu-system-x86_64";
 /// QEMU's accelerator that needs no hardware support.
 const SOFTWARE: &str = "tcg,thread=multi";
 
-/// Arguments of the guest's kernel. On a busy host the emulated timers are late, and a check of them would fail. There the
-/// kernel may also measure the rate of the CPU's counter wrongly: its clock was seen to run at seven times the speed of
-/// the host's, so that everything was late for its deadline. So the clock is the HPET, whose rate is known.
+/// Arguments of the guest's kernel. On a busy host the emulated timers are late, and a check of them would fail. The
+/// kernel may also measure the rate of the CPU's counter wrongly there: its clock was seen to run at seven times the
+/// speed of the host's, so that everything was late for its deadline. So the clock is the HPET, whose rate is known.
 const KERNEL_ARGUMENTS: &str =
     "console=ttyS0 quiet panic=-1 cryptomgr.notests clocksource=hpet no_timer_check random.trust_cpu=on";
 
