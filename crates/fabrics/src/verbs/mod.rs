@@ -11,10 +11,10 @@
 //! all other chains. On a node with `--nic-atomics`, the NIC executes every classic op, atomics included, and engines
 //! execute no atomics: a NIC's atomics and a CPU's are not atomic to each other.
 //!
-//! The set-up goes over TCP ([`setup`]). The TCP connection stays open, so that each side learns at once that the other
+//! The set-up goes over TCP (`setup`). The TCP connection stays open, so that each side learns at once that the other
 //! side's process has ended.
 //!
-//! libibverbs is loaded when a device is first needed ([`sys`]); a program that needs none starts without it.
+//! libibverbs is loaded when a device is first needed (`sys`); a program that needs none starts without it.
 
 mod buffers;
 pub mod device;
