@@ -493,6 +493,26 @@ fn a_key_that_has_changed_since_it_was_read_is_not_locked() {
     assert_eq!(sum_of_two_increments(true), 2);
 }
 
+/// Outcome of a read that locks two keys of one bucket, which were read before: one before and one after another
+/// transaction has written it.
+fn locked_after_two_versions() -> Result<(), TxnError> {
+    on_nodes(1, async |nodes| {
+        create_for(&nodes, 1, 0, 4, 4).await;
+        let (mut one, mut other) = (Client::open(&nodes, 1).await, Client::open(&nodes, 1).await);
+        other.put(&[(b"a", b"0"), (b"b", b"0")]).await.expect("nobody else is there");
+        one.txn.begin();
+        assert_eq!(one.txn.get(b"b").await, Ok(Some(&b"0"[..])));
+        other.put(&[(b"b", b"1")]).await.expect("nobody has locked it");
+        assert_eq!(one.txn.get(b"a").await, Ok(Some(&b"0"[..])));
+        one.txn.fetch_to_write(&[b"a", b"b"], &[]).await
+    })
+}
+
+#[test]
+fn a_bucket_that_was_read_at_two_versions_is_not_locked() {
+    assert_eq!(locked_after_two_versions(), Err(TxnError::Conflict));
+}
+
 #[test]
 fn a_key_that_was_absent_when_it_was_locked_is_inserted_by_nobody_else() {
     on_nodes(1, async |nodes| {
@@ -1477,6 +1497,7 @@ fn these_tests_find_broken_variants() {
     under(mutants::LOCK_UNCHECKED, &|| sum_of_two_increments(false) == 2);
     under(mutants::ABANDONED_LOCK_LEFT, &|| check(left_by_a_leaver(Leaves::Begins).0).is_ok());
     under(mutants::VAIN_LOCK_LEFT, &|| die_everywhere().is_ok());
+    under(mutants::VERSIONS_MIXED, &|| locked_after_two_versions() == Err(TxnError::Conflict));
     under(mutants::READ_CHAINS, &|| packets_of_inserts(28) == PACKETS_OF_INSERTS);
     under(mutants::OLD_EPOCH_GETS_RECORD, &|| outcome_of_a_recoverer_that_asks_late() == Ok(vec![]));
     under(mutants::OLD_EPOCH_ACCEPTED, &|| check(left_by_a_packet_of_an_old_epoch()).is_ok());

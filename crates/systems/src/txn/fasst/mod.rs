@@ -201,12 +201,12 @@ impl<F: Fabric + Clock> Fasst<F> {
         to_read: &[&[u8]],
     ) -> Result<(TxnId, Vec<Seen>), TxnError> {
         let Client { desk, session, .. } = &*self.client;
+        let versions = self.client.versions_of(&self.reads)?;
         let lane = match self.lane {
             Some(lane) => lane,
             None => *self.lane.insert(desk.keep(session).await?),
         };
         let owned = |keys: &[&[u8]]| keys.iter().map(|key| key.to_vec()).collect();
-        let versions = self.client.versions_of(&self.reads);
         let wanted = Wanted { to_write: owned(to_lock), to_read: owned(to_read), versions };
         match desk.carry_out_in(session, lane, Job::Execute(wanted)).await?? {
             Ended::Executed(txn, seen) => Ok((txn, seen)),

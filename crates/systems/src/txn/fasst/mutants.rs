@@ -39,6 +39,8 @@ farside_remote::mutants! {
     LEASE_UNCONFIRMED = "FasstLeaseUnconfirmed";
     /// A read that locks ignores what the transaction has read of the bucket before.
     LOCK_UNCHECKED = "FasstLockUnchecked";
+    /// A read that locks compares its bucket with only one of several versions that the transaction has read.
+    VERSIONS_MIXED = "FasstVersionsMixed";
     /// A transaction that its program abandons keeps its locks.
     ABANDONED_LOCK_LEFT = "FasstAbandonedLockLeft";
     /// A recoverer leaves the locks of a committed transaction on buckets that it has not written.
@@ -64,5 +66,6 @@ pub(super) const RARE: &[farside_remote::mutant::Mutant] = &[
     LEASE_UNCONFIRMED,
     VAIN_LOCK_LEFT,
     READ_CHAINS,
+    VERSIONS_MIXED,
     OLD_EPOCH_GETS_RECORD,
 ];

@@ -160,10 +160,24 @@ impl<F: Fabric + Clock> Client<F> {
         }
     }
 
-    /// Versions of the buckets of keys that were read. If keys of a bucket were read at different versions, the version
-    /// is one of these.
-    pub(super) fn versions_of(&self, reads: &BTreeMap<Vec<u8>, Seen>) -> BTreeMap<BucketId, u64> {
-        reads.iter().map(|(key, seen)| (self.bucket_of(key), seen.version)).collect()
+    /// Versions of the buckets of keys that were read.
+    ///
+    /// # Errors
+    /// [`TxnError::Conflict`]: keys of one bucket were read at different versions. A read that locks would replace what
+    /// was read of its keys, and only a version that is compared now says that this has not changed.
+    pub(super) fn versions_of(
+        &self,
+        reads: &BTreeMap<Vec<u8>, Seen>,
+    ) -> Result<BTreeMap<BucketId, u64>, TxnError> {
+        let mut versions = BTreeMap::new();
+        for (key, seen) in reads {
+            let version = *versions.entry(self.bucket_of(key)).or_insert(seen.version);
+            if version != seen.version && !mutants::VERSIONS_MIXED.is_on() {
+                self.counters.aborts.add();
+                return Err(TxnError::Conflict);
+            }
+        }
+        Ok(versions)
     }
 
     /// Member and bucket of a key.
