@@ -72,10 +72,11 @@ fn binary(message: &str) -> Option<Binary> {
         return None;
     }
     let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
-    let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).ok()?;
-    let manifest: toml::Table = manifest.parse().ok()?;
+    // Cargo has just read it. Without the name, tests would be left out.
+    let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).expect("the package has a manifest");
+    let manifest: toml::Table = manifest.parse().expect("the manifest is valid");
     Some(Binary {
-        package: manifest.get("package")?.get("name")?.as_str()?.to_owned(),
+        package: manifest["package"]["name"].as_str().expect("the package has a name").to_owned(),
         target: message["target"]["name"].as_str()?.to_owned(),
         path: message["executable"].as_str()?.into(),
         folder,
@@ -131,14 +132,16 @@ pub(crate) fn pass(root: &Path, prepare: fn(&mut Command)) -> bool {
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let lanes = [lane(2 * cores), lane(cores), lane(cores)];
-        let mut last = Vec::new();
+        let (mut last, mut jobs_of) = (Vec::new(), [0; 3]);
         for job in messages.lines().map_while(Result::ok).filter_map(|line| binary(&line)).flat_map(jobs) {
+            jobs_of[job.lane as usize] += 1;
             match job.lane {
                 Lane::Last => last.push(job),
                 lane => lanes[lane as usize].0.send(job).expect("a lane does not panic"),
             }
         }
         let built = cargo::has_succeeded(building.wait());
+        assert!(!built || jobs_of.iter().all(|jobs| *jobs > 0), "a lane has no tests: {jobs_of:?}");
         println!("   tests built in {:.1} s", started.elapsed().as_secs_f64());
         last.into_iter()
             .for_each(|job| lanes[Lane::Last as usize].0.send(job).expect("a lane does not panic"));
