@@ -2,8 +2,9 @@
 //!
 //! `cargo test` starts one binary after the other, and only when all are built. The longest test of a binary is often
 //! alone at its end, on one core, and many tests wait for processes or for time to pass. So tests that wait run while
-//! others are compiled, several at a time. Tests that compute run when everything is built. Compilers and tests that
-//! compute have a low priority, so that they delay the others little.
+//! others are compiled, several at a time. Those of systems compute, but are built early, and run then, too. Other
+//! tests that compute run when everything is built. They and the compilers have a low priority, and delay the others
+//! little.
 //!
 //! A lane prints the output of a binary when the binary has ended, so that outputs never mix.
 
@@ -23,13 +24,13 @@ const THREADS: &str = "RUST_TEST_THREADS";
 enum Lane {
     /// The command line's tests, which wait more than they compute and take the longest.
     First,
-    /// Tests of other packages that wait for processes and for time to pass.
+    /// Tests of other packages that need not wait until everything is built.
     Second,
     /// Tests that compute.
     Last,
 }
 
-/// The packages whose tests do not compute, with their lanes.
+/// The packages whose tests run as soon as they are built, with their lanes.
 const WAITING: [(&str, Lane); 4] = [
     ("farside", Lane::First),
     ("farside-node", Lane::Second),

@@ -204,8 +204,9 @@ pub trait Txn {
     async fn commit(&mut self) -> Result<Committed, TxnError>;
 
     /// Ends the transaction without a commit, and waits until its locks are free. [`Txn::begin`], and dropping the
-    /// handle, do the same without waiting: the client's task frees the locks. It does so, too, if a future of the
-    /// transaction was dropped before, or if members do not respond.
+    /// handle, do the same without waiting: the client's task frees the locks. So it does if a read of the transaction
+    /// has failed before, or its future was dropped. If members do not respond, the client gives up, and other clients
+    /// free the locks once its lease has expired.
     async fn roll_back(&mut self) {
         self.begin();
     }

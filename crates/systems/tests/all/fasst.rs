@@ -370,8 +370,8 @@ fn new_keys_that_are_locked_at_different_times_get_different_places() {
 /// Lock and get, log, commit. A bucket has 7 slots.
 const PACKETS_OF_INSERTS: [u64; 9] = [3, 3, 3, 3, 3, 3, 3, 4, 3];
 
-/// Packets of inserts of keys into one bucket, each by a transaction of its own, after a transaction has locked so many
-/// other keys of the bucket in vain.
+/// Inserts keys into one bucket, one in each transaction. Before that, a transaction locks `locked_in_vain` other keys
+/// of the bucket and writes none. Returns the number of packets of each insert.
 fn packets_of_inserts(locked_in_vain: usize) -> Vec<u64> {
     on_nodes(1, async move |nodes| {
         create_for(&nodes, 1, 0, 4, 4).await;

@@ -126,7 +126,7 @@ pub(super) fn run<W: Audited>(count: u32, config: SessionConfig, is_json: bool) 
     check(*errors, *violations)
 }
 
-/// What all peers have done together.
+/// The totals of all peers.
 struct Total {
     ops_per_s: f64,
     /// Fraction of the attempts that met another transaction.
@@ -168,8 +168,8 @@ impl Total {
     }
 }
 
-/// Serves memory to all peers, and measures when the first process says so. The process is the peer with this number,
-/// of so many. `complete` adds to its report.
+/// Serves memory to all peers, and measures when the first process says so. This process is peer `number` of `count`.
+/// `complete` adds to its report.
 pub(super) fn serve<W: Audited>(
     (number, count): (u32, u32),
     config: SessionConfig,

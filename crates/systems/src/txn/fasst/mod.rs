@@ -326,7 +326,7 @@ impl<F: Fabric + Clock> Txn for Fasst<F> {
     }
 
     async fn roll_back(&mut self) {
-        // A dropped future has left a doomed transaction's job to the client's task, which frees the locks after it.
+        // The client's task frees the locks of a doomed transaction, whose last job may still run.
         let lane = if self.is_doomed { None } else { self.lane.take() };
         self.begin();
         if let Some(lane) = lane {
