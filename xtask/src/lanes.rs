@@ -6,9 +6,13 @@
 //! tests that compute run when everything is built. They and the compilers have a low priority, and delay the others
 //! little.
 //!
-//! A lane prints the output of a binary when the binary has ended, so that outputs never mix.
+//! Tests of the command line start its program. Cargo does not wait for a program before it reports the tests that
+//! start it, so they are held until the program is built, too.
+//!
+//! A lane prints the output of a binary when the binary has ended, so that outputs never mix. The output is a file, not
+//! a pipe, or else a process that a failed test has left behind would keep the lane waiting.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -51,10 +55,22 @@ pub(crate) struct Binary {
     pub(crate) path: PathBuf,
 }
 
+/// What cargo has built.
+#[derive(Debug, PartialEq)]
+enum Built {
+    Tests(Binary),
+    /// The program of the package with this name.
+    Program(String),
+}
+
 /// Builds the workspace's tests. Returns their binaries; `None` if the build has failed.
 pub(crate) fn built(root: &Path, prepare: fn(&mut Command)) -> Option<Vec<Binary>> {
     let messages = cargo::output(build(root, prepare))?;
-    Some(String::from_utf8_lossy(&messages).lines().filter_map(binary).collect())
+    let tests = |message: &str| match artifact(message)? {
+        Built::Tests(binary) => Some(binary),
+        Built::Program(_) => None,
+    };
+    Some(String::from_utf8_lossy(&messages).lines().filter_map(tests).collect())
 }
 
 /// Returns the command that builds the workspace's tests and prints a message about each of them.
@@ -66,22 +82,29 @@ fn build(root: &Path, prepare: fn(&mut Command)) -> Command {
     command
 }
 
-/// Returns the test binary that a message of cargo is about, if it is about one.
-fn binary(message: &str) -> Option<Binary> {
+/// Returns what a message of cargo says was built, if it is tests or a program of this workspace.
+fn artifact(message: &str) -> Option<Built> {
     let message: serde_json::Value = serde_json::from_str(message).ok()?;
-    if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+    let path = message["executable"].as_str()?.into();
+    let is_test = message["profile"]["test"] == true;
+    let is_program = message["target"]["kind"][0] == "bin";
+    if message["reason"] != "compiler-artifact" || !(is_test || is_program) {
         return None;
     }
     let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
     // Cargo has just read it. Without the name, tests would be left out.
     let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).expect("the package has a manifest");
     let manifest: toml::Table = manifest.parse().expect("the manifest is valid");
-    Some(Binary {
-        package: manifest["package"]["name"].as_str().expect("the package has a name").to_owned(),
-        target: message["target"]["name"].as_str()?.to_owned(),
-        path: message["executable"].as_str()?.into(),
+    let package = manifest["package"]["name"].as_str().expect("the package has a name").to_owned();
+    if !is_test {
+        return Some(Built::Program(package));
+    }
+    Some(Built::Tests(Binary {
+        package,
         folder,
-    })
+        target: message["target"]["name"].as_str()?.to_owned(),
+        path,
+    }))
 }
 
 /// The tests of a binary that run in one lane.
@@ -110,6 +133,45 @@ fn jobs(binary: Binary) -> Vec<Job> {
     ]
 }
 
+/// The jobs that have to wait for the build.
+#[derive(Default)]
+struct Held {
+    /// Those that start the command line's program.
+    until_program: Vec<Job>,
+    /// Whether the command line's program is built.
+    has_program: bool,
+    /// Those that wait until everything is built.
+    until_end: Vec<Job>,
+}
+
+impl Held {
+    /// Returns the jobs that can run now that `built` is built, and holds the others.
+    fn ready(&mut self, built: Built) -> Vec<Job> {
+        let binary = match built {
+            Built::Program(package) if package == WAITING[0].0 => {
+                self.has_program = true;
+                return std::mem::take(&mut self.until_program);
+            }
+            Built::Program(_) => return Vec::new(),
+            Built::Tests(binary) => binary,
+        };
+        let mut ready = Vec::new();
+        for job in jobs(binary) {
+            match job.lane {
+                Lane::Last => self.until_end.push(job),
+                Lane::First if !self.has_program => self.until_program.push(job),
+                Lane::First | Lane::Second => ready.push(job),
+            }
+        }
+        ready
+    }
+
+    /// Returns all jobs that are still held, at the end of the build.
+    fn rest(self) -> impl Iterator<Item = Job> {
+        self.until_program.into_iter().chain(self.until_end)
+    }
+}
+
 /// Builds the workspace's tests and runs them. Returns whether all were built and passed.
 pub(crate) fn pass(root: &Path, prepare: fn(&mut Command)) -> bool {
     let started = Instant::now();
@@ -133,19 +195,18 @@ pub(crate) fn pass(root: &Path, prepare: fn(&mut Command)) -> bool {
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let lanes = [lane(2 * cores), lane(cores), lane(cores)];
-        let (mut last, mut jobs_of) = (Vec::new(), [0; 3]);
-        for job in messages.lines().map_while(Result::ok).filter_map(|line| binary(&line)).flat_map(jobs) {
-            jobs_of[job.lane as usize] += 1;
-            match job.lane {
-                Lane::Last => last.push(job),
-                lane => lanes[lane as usize].0.send(job).expect("a lane does not panic"),
+        let start = |job: Job| lanes[job.lane as usize].0.send(job).expect("a lane does not panic");
+        let (mut held, mut jobs_of) = (Held::default(), [0; 3]);
+        for built in messages.lines().map_while(Result::ok).filter_map(|line| artifact(&line)) {
+            if let Built::Tests(binary) = &built {
+                jobs(binary.clone()).iter().for_each(|job| jobs_of[job.lane as usize] += 1);
             }
+            held.ready(built).into_iter().for_each(start);
         }
         let built = cargo::has_succeeded(building.wait());
         assert!(!built || jobs_of.iter().all(|jobs| *jobs > 0), "a lane has no tests: {jobs_of:?}");
         println!("   tests built in {:.1} s", started.elapsed().as_secs_f64());
-        last.into_iter()
-            .for_each(|job| lanes[Lane::Last as usize].0.send(job).expect("a lane does not panic"));
+        held.rest().for_each(start);
         lanes.into_iter().fold(built, |all, (jobs, ran)| {
             drop(jobs);
             all & ran.join().expect("a lane does not panic")
@@ -165,14 +226,9 @@ fn passes(job: &Job, threads: usize) -> bool {
     if *lane == Lane::Last {
         command = niced(&command);
     }
-    let (ran, passed) = match command.stdin(Stdio::null()).output() {
-        Ok(output) => {
-            let text = String::from_utf8_lossy(&output.stdout).into_owned()
-                + &String::from_utf8_lossy(&output.stderr);
-            (text, output.status.success())
-        }
-        Err(error) => (format!("cannot start {}: {error}\n", binary.path.display()), false),
-    };
+    let (ran, passed) = output(command).unwrap_or_else(|error| {
+        (format!("cannot run {}: {error}; is its disk full?\n", binary.path.display()), false)
+    });
     let outcome = if passed { "passed" } else { "FAILED" };
     let selected = if arguments.is_empty() { String::new() } else { format!(" ({})", arguments.join(" ")) };
     let Binary { package, target, .. } = binary;
@@ -181,41 +237,76 @@ fn passes(job: &Job, threads: usize) -> bool {
     passed
 }
 
+/// Runs `command` to its end. Returns what it has printed and whether it succeeded.
+fn output(mut command: Command) -> std::io::Result<(String, bool)> {
+    let mut file = tempfile::tempfile()?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file.try_clone()?);
+    let status = command.status()?;
+    let mut text = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut text)?;
+    Ok((String::from_utf8_lossy(&text).into_owned(), status.success()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn tests(package: &str, target: &str) -> Binary {
+        let package = package.to_owned();
+        Binary { package, folder: "/f".into(), target: target.to_owned(), path: "/t/all-1".into() }
+    }
+
     #[test]
-    fn messages_about_test_binaries_are_found_among_others() {
+    fn messages_about_executables_are_found_among_others() {
         let folder = env!("CARGO_MANIFEST_DIR");
-        let message = |reason: &str, test: bool| {
+        let message = |reason: &str, kind: &str, test: bool, executable: &str| {
             format!(
-                r#"{{"reason":"{reason}","manifest_path":"{folder}/Cargo.toml","target":{{"name":"all"}},
-                    "profile":{{"test":{test}}},"executable":"/t/all-1"}}"#
+                r#"{{"reason":"{reason}","manifest_path":"{folder}/Cargo.toml","profile":{{"test":{test}}},
+                    "target":{{"name":"all","kind":["{kind}"]}},"executable":{executable}}}"#
             )
         };
-        let found = Binary {
-            package: "xtask".to_owned(),
-            folder: folder.into(),
-            target: "all".to_owned(),
-            path: "/t/all-1".into(),
-        };
-        assert_eq!(binary(&message("compiler-artifact", true)), Some(found));
-        assert_eq!(binary(&message("compiler-artifact", false)), None);
-        assert_eq!(binary(&message("build-finished", true)), None);
-        assert_eq!(binary("not a message"), None);
+        let found = |kind, test| artifact(&message("compiler-artifact", kind, test, r#""/t/all-1""#));
+        let binary = Binary { folder: folder.into(), ..tests("xtask", "all") };
+        assert_eq!(found("test", true), Some(Built::Tests(binary)));
+        assert_eq!(found("bin", false), Some(Built::Program("xtask".to_owned())));
+        assert_eq!(found("custom-build", false), None);
+        assert_eq!(artifact(&message("compiler-artifact", "lib", false, "null")), None);
+        assert_eq!(artifact(&message("build-finished", "test", true, r#""/t/all-1""#)), None);
+        assert_eq!(artifact("not a message"), None);
+    }
+
+    #[test]
+    fn tests_that_start_a_program_are_held_until_it_is_built() {
+        let program = || Built::Program("farside".to_owned());
+        let of = |package: &str| Built::Tests(tests(package, "all"));
+        let lanes = |jobs: Vec<Job>| -> Vec<Lane> { jobs.iter().map(|job| job.lane).collect() };
+        let mut held = Held::default();
+        assert_eq!(lanes(held.ready(of("farside-node"))), [Lane::Second]);
+        assert_eq!(lanes(held.ready(of("farside"))), []);
+        assert_eq!(lanes(held.ready(Built::Program("xtask".to_owned()))), []);
+        assert_eq!(lanes(held.ready(program())), [Lane::First]);
+        assert_eq!(lanes(held.ready(program())), []);
+        assert_eq!(lanes(held.ready(of("farside-remote"))), []);
+        assert_eq!(lanes(held.rest().collect()), [Lane::Last, Lane::Last]);
+        let mut program_first = Held::default();
+        program_first.ready(program());
+        assert_eq!(lanes(program_first.ready(of("farside"))), [Lane::First]);
+    }
+
+    #[test]
+    fn a_process_that_tests_leave_behind_keeps_no_lane_waiting() {
+        let started = Instant::now();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo out; echo err >&2; sleep 30 & exit 3"]);
+        assert_eq!(output(shell).expect("sh runs"), ("out\nerr\n".to_owned(), false));
+        assert!(started.elapsed().as_secs() < 20, "the lane waited");
     }
 
     #[test]
     fn each_test_is_in_one_job() {
-        let binary = |package: &str, target: &str| Binary {
-            package: package.to_owned(),
-            folder: "/f".into(),
-            target: target.to_owned(),
-            path: "/t/all-1".into(),
-        };
         let lanes = |package, target| -> Vec<(Lane, String)> {
-            let jobs = jobs(binary(package, target)).into_iter();
+            let jobs = jobs(tests(package, target)).into_iter();
             jobs.map(|job| (job.lane, job.arguments.join(" "))).collect()
         };
         let all = String::new;
