@@ -8,7 +8,7 @@
 
 use super::line::VerbsLine;
 use super::list::{Runner, Terms, runner};
-use super::lists::{Ended, Lists, Posted};
+use super::lists::{Ended, Lists, PATIENCE, Posted};
 use super::request::{Request, Response};
 use super::setup::Abilities;
 use crate::executor::{Idle, Turns};
@@ -259,6 +259,15 @@ impl Endpoint {
         }
     }
 
+    /// Ends the lists in flight if the NIC has completed none for too long.
+    fn check_progress(&self) {
+        let is_stuck = self.lists.borrow().is_stuck();
+        if is_stuck {
+            let reason = format!("the NIC has completed no request for {} s", PATIENCE.as_secs());
+            self.break_off(&Ended::Unknown(reason));
+        }
+    }
+
     /// Frees or abandons a list, and wakes the tasks that wait for its slot.
     fn release(&self, slot: usize) {
         let waiters = self.lists.borrow_mut().release(slot);
@@ -382,6 +391,7 @@ impl Waits for Endpoint {
     }
 
     fn end_wait(&self, wakeup: Wakeup) {
+        self.check_progress();
         self.messages.end_wait(wakeup);
     }
 
@@ -394,7 +404,7 @@ impl Waits for Endpoint {
     }
 
     fn sleep_max(&self, now: Duration) -> Option<Duration> {
-        self.messages.sleep_max(now)
+        [self.messages.sleep_max(now), self.lists.borrow().patience(now)].into_iter().flatten().min()
     }
 }
 
@@ -415,8 +425,15 @@ impl Session for Endpoint {
 
     async fn drive(&self) {
         let mut messages = pin!(self.messages.drive());
+        let mut checks = pin!(async {
+            loop {
+                timer::sleep(PATIENCE / 4).await;
+                self.check_progress();
+            }
+        });
         std::future::poll_fn(|cx| {
             self.poll_lists();
+            let _never_completes: Poll<()> = checks.as_mut().poll(cx);
             // Sleeps until the descriptor reports an arrival, which may be a completion of a list.
             let _never_completes = messages.as_mut().poll(cx);
             self.poll_lists();

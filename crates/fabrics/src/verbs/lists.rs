@@ -2,6 +2,7 @@
 //!
 //! Invariant: a list is posted at most once over each queue pair, and again only if the NIC has executed nothing of it.
 //! Invariant: a list's buffer is used by nobody else until the list has completed, or its queue pair is destroyed.
+//! Invariant: lists in flight end, also if the device reports nothing of them: then the queue pair is destroyed.
 
 use super::buffers::Buffers;
 use super::error::VerbsError;
@@ -11,11 +12,16 @@ use super::request::{Extent, Pair as Asked};
 use super::resources::{COMPLETIONS_AT_ONCE, NewPair, Pair, Way, status_text};
 use super::setup::first_packet;
 use super::sys::{IbvWc, is};
+use crate::timer;
 use farside_remote::wire::{CHAIN_BYTES_MAX, OPS_MAX, REPLY_BYTES_MAX};
 use farside_remote::{ChainView, Key, Reply};
 use std::collections::BTreeMap;
 use std::task::Waker;
+use std::time::Duration;
 
+/// Time without a completion after which lists in flight are given up. A device gives a request up after its own
+/// retries, a few seconds, and reports that.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Number of requests in flight.
 const DEPTH: u32 = 256;
 /// Sizes of buffers, and how many there are of each.
@@ -34,6 +40,8 @@ pub(super) struct Lists {
     free: [Vec<u8>; 2],
     /// Number of requests in flight.
     posted: u32,
+    /// Time of the last completion. If there was none since requests are in flight, the time when the first was posted.
+    progressed: Duration,
     /// Number of the pair among the session's; completions of former pairs are ignored.
     generation: u64,
     regions: BTreeMap<u32, Region>,
@@ -108,6 +116,16 @@ impl Lists {
     /// Whether lists are in flight.
     pub(super) fn is_waiting(&self) -> bool {
         self.posted > 0
+    }
+
+    /// Time until the lists in flight have made no progress for too long; `None` if there are none.
+    pub(super) fn patience(&self, now: Duration) -> Option<Duration> {
+        self.is_waiting().then(|| (self.progressed + PATIENCE).saturating_sub(now))
+    }
+
+    /// Whether the lists in flight have made no progress for too long.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.is_waiting() && self.patience(timer::now()) == Some(Duration::ZERO)
     }
 
     /// Whether the NIC may execute a list that no task waits for.
@@ -213,6 +231,9 @@ impl Lists {
         self.free[class].pop();
         slot.state = State::InFlight;
         (slot.requests, slot.size) = (list.requests.len() as u32, size);
+        if self.posted == 0 {
+            self.progressed = timer::now();
+        }
         self.posted += slot.requests;
         Ok(Posted::InSlot(usize::from(number)))
     }
@@ -276,6 +297,7 @@ impl Lists {
             }
         }
         if count > 0 {
+            self.progressed = timer::now();
             woken.append(&mut self.waiters);
         }
         Ok(count > 0)
@@ -349,6 +371,15 @@ mod tests {
         let count = |class| buffers.iter().filter(|(of, _)| *of == class).count();
         assert_eq!((count(0), count(1)), (SMALL.1, LARGE.1));
         assert!(buffers.iter().all(|&(class, buffer)| buffer < [SMALL.1, LARGE.1][class] as u32));
+    }
+
+    #[test]
+    fn lists_in_flight_are_given_up_without_progress() {
+        let mut lists = Lists { progressed: Duration::from_secs(1), ..Lists::default() };
+        assert_eq!(lists.patience(Duration::from_secs(50)), None);
+        lists.posted = 1;
+        assert_eq!(lists.patience(Duration::from_secs(2)), Some(PATIENCE - Duration::from_secs(1)));
+        assert_eq!(lists.patience(Duration::from_secs(50)), Some(Duration::ZERO));
     }
 
     #[test]
