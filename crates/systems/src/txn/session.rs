@@ -24,7 +24,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// How often other recoverers are faster than [`heal`] at one client. It is the length of a lease each time.
+/// How often other recoverers may be faster than [`heal`] or [`claim`]. It is the length of a lease each time.
 const PASSED_MAX: u32 = 16;
 
 /// Time of silence after which a node ends a session, unless the client's options give another.
@@ -106,7 +106,7 @@ pub(super) struct Session<S: Shards> {
 
 impl<S: Shards> Session<S> {
     /// Leases an id and joins all members. If all ids are leased, waits for up to two lengths of a lease until one has
-    /// expired, and settles the transactions of its holder.
+    /// expired, and settles the transactions of its holder. If another recoverer is faster, waits as long again.
     ///
     /// # Errors
     /// [`StoreError`]; no key was changed.
@@ -252,7 +252,8 @@ impl<S: Shards> Session<S> {
 /// [`LeaseError::NoneFree`] if all leases are renewed.
 async fn claim<S: Shards>(site: &S, nonce: NonZeroU64) -> Result<Lease, TxnError> {
     let (ids, length) = (site.ids(), site.lease());
-    let (begun, observer) = (site.fabric().now(), RefCell::new(Observer::new(length)));
+    let (mut begun, observer) = (site.fabric().now(), RefCell::new(Observer::new(length)));
+    let mut passed = 0;
     loop {
         match site.leases().claim(nonce, (nonce.get() % u64::from(ids)) as u16).await {
             Err(LeaseError::NoneFree) => {}
@@ -266,7 +267,12 @@ async fn claim<S: Shards>(site: &S, nonce: NonZeroU64) -> Result<Lease, TxnError
                 is_one_free = true;
                 break;
             }
+            // Another recoverer is faster. Another client may claim the id, or the recoverer may die.
             observer.borrow_mut().forget(id);
+            passed += 1;
+            if passed <= PASSED_MAX {
+                begun = site.fabric().now();
+            }
         }
         // A recovery may take longer than the lease.
         if is_one_free {
@@ -318,7 +324,11 @@ async fn recover_all<S: Shards>(site: &S) -> Result<Recovery, TxnError> {
                     let times = passed.entry(id).or_default();
                     *times += 1;
                     if *times > PASSED_MAX {
-                        return Err(TxnError::Damaged("a dead client's id that no recoverer can free"));
+                        return Err(TxnError::Store(StoreError::Gone(format!(
+                            "other clients recover the client with id {} all the time, and its id is not free: heal \
+                             the store again when fewer clients use it",
+                            id.number()
+                        ))));
                     }
                 }
             } else if entry.nonce().is_some() && first.is_none_or(|first| first == entry) {

@@ -1121,10 +1121,11 @@ fn a_late_recoverer_leaves_the_next_holder_of_the_id_alone() {
 }
 
 /// Has a recoverer take a later epoch of a dead client than another recoverer has, which then goes on. If the later one
-/// `dies`, it does so once a member admits only its epoch. Returns the outcomes of the first and the later recoverer.
-fn outcomes_of_two_recoverers(dies: bool) -> [Option<Result<Vec<String>, String>>; 2] {
+/// `dies`, it does so once a member admits only its epoch. The first one `opens` the store, whose only id it needs, or
+/// heals it, as the later one does. Returns the outcomes of the first and the later recoverer.
+fn outcomes_of_two_recoverers(opens: bool, dies: bool) -> [Option<Result<Vec<String>, String>>; 2] {
     on_nodes(2, async move |nodes| {
-        create(&nodes, 2, 0).await;
+        create_for(&nodes, 2, 0, 1, 40).await;
         let dead = Client::open(&nodes, 2).await;
         nodes.world.kill(dead.fabric.inner().process);
         let outcomes = Rc::new(RefCell::new([None, None]));
@@ -1156,8 +1157,14 @@ fn outcomes_of_two_recoverers(dies: bool) -> [Option<Result<Vec<String>, String>
             let described = members::open(&recoverer, 2, STORE).await.expect("the store exists");
             let (process, ended) = (recoverer.inner().process, Rc::clone(&outcomes));
             nodes.world.spawn(process, async move {
-                let healed = registry::heal(recoverer, &described, &Options::NONE).await;
-                ended.borrow_mut()[number] = Some(healed.map_err(|error| error.to_string()));
+                let done = match opens && number == 0 {
+                    true => {
+                        let options = Options { entropy: 1, ..Options::NONE };
+                        FasstKind::open(recoverer, &described, &options).await.map(|_| Vec::new())
+                    }
+                    false => registry::heal(recoverer, &described, &Options::NONE).await,
+                };
+                ended.borrow_mut()[number] = Some(done.map_err(|error| error.to_string()));
             });
             while number == 0 && stage.get() < 1 {
                 nodes.world.sleep(1000).await;
@@ -1326,8 +1333,13 @@ fn a_lock_request_names_each_key_once_and_no_more_than_a_transaction_can_write()
 fn a_recoverer_whose_epoch_is_outdated_leaves_the_client_to_the_later_one_and_watches() {
     let recovered =
         vec!["recovered 1 dead clients: completed 0 of their transactions and aborted 0".to_owned()];
-    assert_eq!(outcomes_of_two_recoverers(false), [Some(Ok(vec![])), Some(Ok(recovered.clone()))]);
-    assert_eq!(outcomes_of_two_recoverers(true), [Some(Ok(recovered)), None]);
+    assert_eq!(outcomes_of_two_recoverers(false, false), [Some(Ok(vec![])), Some(Ok(recovered.clone()))]);
+    assert_eq!(outcomes_of_two_recoverers(false, true), [Some(Ok(recovered)), None]);
+}
+
+#[test]
+fn a_client_that_waits_for_an_id_outlives_a_recoverer_that_outdates_it_and_dies() {
+    assert_eq!(outcomes_of_two_recoverers(true, true), [Some(Ok(vec![])), None]);
 }
 
 /// Moves amounts between accounts, each time by a transaction of its own, in a store in this process. Returns the

@@ -332,7 +332,7 @@ impl<F: Fabric + Clock> Client<F> {
         let damaged = TxnError::Damaged("a value that no node sends");
         let Some(([version, stamp, place], value)) = words(&told.payload) else { return Err(damaged) };
         let place = match place {
-            NO_PLACE => None,
+            NO_PLACE if told.status == Status::Absent && stamp == 0 => None,
             place => Some(self.place(place).filter(|_| stamp < u64::MAX).ok_or(damaged)?),
         };
         let locked = open.locked.entry(id).or_default();
