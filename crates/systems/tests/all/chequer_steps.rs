@@ -1245,7 +1245,7 @@ fn a_full_table_of_many_buckets_is_restored() {
 /// and they fit only once later deletes and puts are replayed, and only where they were.
 #[test]
 fn a_full_store_is_restored_whatever_was_deleted_in_between() {
-    (0..6).for_each(restore_full_store);
+    (0..3).for_each(restore_full_store);
 }
 
 fn restore_full_store(seed: u64) {

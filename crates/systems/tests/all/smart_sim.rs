@@ -51,6 +51,7 @@ fn the_trial_finds_broken_variants() {
     // Mutants that hundreds of seeds leave alive, each with a seed that kills it, which is tried first.
     let known = [
         ("SmartTypeSwitchNotHelped", 2226),
+        ("SmartWriterJoinsLate", 424),
         ("SmartReusedBeforeEpoch", 1035),
         ("RedoRecordAfterObject", 275),
     ];

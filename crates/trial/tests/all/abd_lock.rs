@@ -37,7 +37,7 @@ const TURNS: u32 = 25;
 /// Seeds of every run of the test.
 const SEEDS: u64 = 12;
 /// Seeds of the trials with faults, for each number of replicas, and of the long ones.
-const FAULTY_SEEDS: u64 = 25;
+const FAULTY_SEEDS: u64 = 12;
 const SOAK_SEEDS: u64 = 10_000;
 
 /// One process's queue pairs with all nodes.

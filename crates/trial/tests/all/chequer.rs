@@ -13,7 +13,7 @@ fn a_log_loses_a_suffix_at_most_and_each_fault_of_its_disk_strikes() {
     for name in ["chequer", "chequer-message"] {
         let system = System::named(name).expect("it can be tried");
         let setup = Setup { faults: faults.to_vec(), ..Setup::of(system) };
-        for seed in 1..=60 {
+        for seed in 1..=30 {
             let judged = judge(&setup, seed, true);
             assert_eq!(judged.verdict, Verdict::Good, "{judged}");
             let report = judged.report.expect("a good run has a report");
