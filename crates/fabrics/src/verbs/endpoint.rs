@@ -259,13 +259,18 @@ impl Endpoint {
         }
     }
 
-    /// Ends the lists in flight if the NIC has completed none for too long.
+    /// Ends the lists in flight if the NIC has completed none for too long. Reads a clock if there are any.
     fn check_progress(&self) {
-        let is_stuck = self.lists.borrow().is_stuck();
-        if is_stuck {
-            let reason = format!("the NIC has completed no request for {} s", PATIENCE.as_secs());
+        if self.patience() == Some(Duration::ZERO) {
+            let reason = format!("the NIC has completed no request for over {} s", PATIENCE.as_secs());
             self.break_off(&Ended::Unknown(reason));
         }
+    }
+
+    /// Time until the lists in flight are given up; `None` if there are none.
+    fn patience(&self) -> Option<Duration> {
+        let lists = self.lists.borrow();
+        if lists.is_waiting() { lists.patience(timer::coarse_now()) } else { None }
     }
 
     /// Frees or abandons a list, and wakes the tasks that wait for its slot.
@@ -368,6 +373,7 @@ impl Turns for Endpoint {
     fn end_turn(&self) {
         // If some task is always ready, the core never waits, so completions must be polled for here.
         self.poll_lists();
+        self.check_progress();
         self.messages.end_turn();
     }
 
@@ -404,7 +410,7 @@ impl Waits for Endpoint {
     }
 
     fn sleep_max(&self, now: Duration) -> Option<Duration> {
-        [self.messages.sleep_max(now), self.lists.borrow().patience(now)].into_iter().flatten().min()
+        [self.messages.sleep_max(now), self.patience()].into_iter().flatten().min()
     }
 }
 
@@ -427,7 +433,7 @@ impl Session for Endpoint {
         let mut messages = pin!(self.messages.drive());
         let mut checks = pin!(async {
             loop {
-                timer::sleep(PATIENCE / 4).await;
+                timer::sleep(self.patience().unwrap_or(PATIENCE)).await;
                 self.check_progress();
             }
         });

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a list is posted at most once over each queue pair, and again only if the NIC has executed nothing of it.
 //! Invariant: a list's buffer is used by nobody else until the list has completed, or its queue pair is destroyed.
-//! Invariant: lists in flight end, also if the device reports nothing of them: then the queue pair is destroyed.
+//! Invariant: lists in flight end, also if the device loses the report of one: then the queue pair is destroyed.
 
 use super::buffers::Buffers;
 use super::error::VerbsError;
@@ -15,12 +15,12 @@ use super::sys::{IbvWc, is};
 use crate::timer;
 use farside_remote::wire::{CHAIN_BYTES_MAX, OPS_MAX, REPLY_BYTES_MAX};
 use farside_remote::{ChainView, Key, Reply};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
 use std::time::Duration;
 
-/// Time without a completion after which lists in flight are given up. A device gives a request up after its own
-/// retries, a few seconds, and reports that.
+/// Time without a completion after which lists in flight are given up. A device gives up a request after its own
+/// retries, within a few seconds, and reports that.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Number of requests in flight.
 const DEPTH: u32 = 256;
@@ -40,6 +40,8 @@ pub(super) struct Lists {
     free: [Vec<u8>; 2],
     /// Number of requests in flight.
     posted: u32,
+    /// Slots of the lists in flight, in the order in which they were posted. They complete in this order.
+    order: VecDeque<u8>,
     /// Time of the last completion. If there was none since requests are in flight, the time when the first was posted.
     progressed: Duration,
     /// Number of the pair among the session's; completions of former pairs are ignored.
@@ -118,14 +120,9 @@ impl Lists {
         self.posted > 0
     }
 
-    /// Time until the lists in flight have made no progress for too long; `None` if there are none.
+    /// Time until the lists in flight have made no progress for too long: 0 if they have. `None` if there are none.
     pub(super) fn patience(&self, now: Duration) -> Option<Duration> {
         self.is_waiting().then(|| (self.progressed + PATIENCE).saturating_sub(now))
-    }
-
-    /// Whether the lists in flight have made no progress for too long.
-    pub(super) fn is_stuck(&self) -> bool {
-        self.is_waiting() && self.patience(timer::now()) == Some(Duration::ZERO)
     }
 
     /// Whether the NIC may execute a list that no task waits for.
@@ -232,9 +229,10 @@ impl Lists {
         slot.state = State::InFlight;
         (slot.requests, slot.size) = (list.requests.len() as u32, size);
         if self.posted == 0 {
-            self.progressed = timer::now();
+            self.progressed = timer::coarse_now();
         }
         self.posted += slot.requests;
+        self.order.push_back(number);
         Ok(Posted::InSlot(usize::from(number)))
     }
 
@@ -297,7 +295,7 @@ impl Lists {
             }
         }
         if count > 0 {
-            self.progressed = timer::now();
+            self.progressed = timer::coarse_now();
             woken.append(&mut self.waiters);
         }
         Ok(count > 0)
@@ -305,11 +303,14 @@ impl Lists {
 
     fn complete(&mut self, completion: &IbvWc, woken: &mut Vec<Waker>) {
         let slot = (completion.wr_id >> 8 & 0xff) as usize;
+        if self.order.pop_front().is_some_and(|first| usize::from(first) != slot) {
+            // The NIC may have executed the lists before this one.
+            return self.break_off(&Ended::Unknown("the NIC has not reported a request's end".into()), woken);
+        }
         if completion.status == is::WC_SUCCESS {
             return self.end(slot, Ended::Executed { refused: None }, woken);
         }
-        // Requests complete in order, so all lists before this one have completed, and this is the first request of
-        // the list that has not.
+        // Requests complete in order, so this is the first request of the list that has not completed.
         let refused = (completion.wr_id & 0xff) as u32;
         match completion.status {
             is::WC_REM_ACCESS_ERR | is::WC_REM_INV_REQ_ERR => {
@@ -324,6 +325,7 @@ impl Lists {
     /// Destroys the queue pair. All lists in flight end like this.
     pub(super) fn break_off(&mut self, ended: &Ended, woken: &mut Vec<Waker>) {
         self.pair = None;
+        self.order.clear();
         for slot in 0..self.slots.len() {
             if matches!(self.slots[slot].state, State::InFlight | State::Abandoned) {
                 self.end(slot, ended.clone(), woken);
@@ -373,13 +375,67 @@ mod tests {
         assert!(buffers.iter().all(|&(class, buffer)| buffer < [SMALL.1, LARGE.1][class] as u32));
     }
 
+    /// Lists without a queue pair that are in flight in these slots, in this order.
+    fn in_flight(slots: &[u8]) -> Lists {
+        let in_flight = || Slot { state: State::InFlight, requests: 1, ..Slot::default() };
+        Lists {
+            slots: slots.iter().map(|_| in_flight()).collect(),
+            posted: slots.len() as u32,
+            order: slots.iter().copied().collect(),
+            ..Lists::default()
+        }
+    }
+
+    fn states(lists: &Lists) -> Vec<&State> {
+        lists.slots.iter().map(|slot| &slot.state).collect()
+    }
+
+    fn completion(slot: u64, status: u32) -> IbvWc {
+        let mut completion = IbvWc::default();
+        (completion.wr_id, completion.status) = (slot << 8, status);
+        completion
+    }
+
     #[test]
-    fn lists_in_flight_are_given_up_without_progress() {
-        let mut lists = Lists { progressed: Duration::from_secs(1), ..Lists::default() };
-        assert_eq!(lists.patience(Duration::from_secs(50)), None);
-        lists.posted = 1;
+    fn lists_in_flight_have_patience_and_end_when_the_pair_is_broken_off() {
+        let mut lists = Lists { progressed: Duration::from_secs(1), ..in_flight(&[0, 1]) };
+        lists.slots[1].state = State::Abandoned;
         assert_eq!(lists.patience(Duration::from_secs(2)), Some(PATIENCE - Duration::from_secs(1)));
         assert_eq!(lists.patience(Duration::from_secs(50)), Some(Duration::ZERO));
+        let unknown = Ended::Unknown("stuck".into());
+        lists.break_off(&unknown, &mut Vec::new());
+        assert_eq!(states(&lists), [&State::Ended(unknown), &State::Free]);
+        assert_eq!((lists.posted, lists.order.len()), (0, 0));
+        assert_eq!(lists.patience(Duration::from_secs(50)), None);
+    }
+
+    #[test]
+    fn lists_complete_in_the_order_in_which_they_were_posted() {
+        let done = State::Ended(Ended::Executed { refused: None });
+        let mut lists = in_flight(&[1, 0, 2]);
+        lists.complete(&completion(1, is::WC_SUCCESS), &mut Vec::new());
+        assert_eq!(states(&lists), [&State::InFlight, &done, &State::InFlight]);
+        lists.complete(&completion(0, is::WC_SUCCESS), &mut Vec::new());
+        assert_eq!(states(&lists), [&done, &done, &State::InFlight]);
+    }
+
+    #[test]
+    fn a_list_whose_end_was_not_reported_is_never_posted_again() {
+        for status in [is::WC_SUCCESS, is::WC_REM_ACCESS_ERR] {
+            let mut lists = in_flight(&[0, 1, 2]);
+            lists.complete(&completion(1, status), &mut Vec::new());
+            for state in states(&lists) {
+                assert!(matches!(state, State::Ended(Ended::Unknown(_))), "{state:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_lists_behind_a_refused_one_are_posted_again() {
+        let mut lists = in_flight(&[0, 1]);
+        lists.complete(&completion(0, is::WC_REM_ACCESS_ERR), &mut Vec::new());
+        let refused = State::Ended(Ended::Executed { refused: Some(0) });
+        assert_eq!(states(&lists), [&refused, &State::Ended(Ended::NotRun)]);
     }
 
     #[test]
