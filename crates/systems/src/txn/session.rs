@@ -24,7 +24,8 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// How often other recoverers may be faster than [`heal`] or [`claim`]. It is the length of a lease each time.
+/// How often other recoverers may be faster than [`heal`] or [`claim`] at one client. It is the length of a lease each
+/// time.
 const PASSED_MAX: u32 = 16;
 
 /// Time of silence after which a node ends a session, unless the client's options give another.
@@ -106,7 +107,8 @@ pub(super) struct Session<S: Shards> {
 
 impl<S: Shards> Session<S> {
     /// Leases an id and joins all members. If all ids are leased, waits for up to two lengths of a lease until one has
-    /// expired, and settles the transactions of its holder. If another recoverer is faster, waits as long again.
+    /// expired, and settles the transactions of its holder. If another recoverer is faster, waits as long again: at
+    /// most 16 times for a holder.
     ///
     /// # Errors
     /// [`StoreError`]; no key was changed.
@@ -249,33 +251,34 @@ impl<S: Shards> Session<S> {
 /// Claims a free id. If there is none, recovers a client whose lease expires.
 ///
 /// # Errors
-/// [`LeaseError::NoneFree`] if all leases are renewed.
+/// [`LeaseError::NoneFree`] if all leases are renewed, or other recoverers are faster, and other clients claim the ids.
 async fn claim<S: Shards>(site: &S, nonce: NonZeroU64) -> Result<Lease, TxnError> {
     let (ids, length) = (site.ids(), site.lease());
     let (mut begun, observer) = (site.fabric().now(), RefCell::new(Observer::new(length)));
-    let mut passed = 0;
+    let mut passed: BTreeMap<ClientId, u32> = BTreeMap::new();
     loop {
         match site.leases().claim(nonce, (nonce.get() % u64::from(ids)) as u16).await {
             Err(LeaseError::NoneFree) => {}
             claimed => return Ok(claimed?),
         }
-        let mut is_one_free = false;
+        let mut may_be_free = false;
         for id in (1..=ids).filter_map(ClientId::new) {
             let (_, expired) = site.leases().observe(&observer, id).await?;
             let Some(expired) = expired else { continue };
+            may_be_free = true;
             if site.recover_client(&observer, expired).await?.clients > 0 {
-                is_one_free = true;
                 break;
             }
-            // Another recoverer is faster. Another client may claim the id, or the recoverer may die.
+            // Another recoverer is faster, and another client may claim the id. Or the recoverer may die.
             observer.borrow_mut().forget(id);
-            passed += 1;
-            if passed <= PASSED_MAX {
+            let times = passed.entry(id).or_default();
+            *times += 1;
+            if *times <= PASSED_MAX {
                 begun = site.fabric().now();
             }
         }
         // A recovery may take longer than the lease.
-        if is_one_free {
+        if may_be_free {
             continue;
         }
         if site.fabric().now().saturating_sub(begun) > 2 * length {
@@ -325,8 +328,9 @@ async fn recover_all<S: Shards>(site: &S) -> Result<Recovery, TxnError> {
                     *times += 1;
                     if *times > PASSED_MAX {
                         return Err(TxnError::Store(StoreError::Gone(format!(
-                            "other clients recover the client with id {} all the time, and its id is not free: heal \
-                             the store again when fewer clients use it",
+                            "the id of dead client {} is not free after {times} recoveries, though others may be: \
+                             other clients recover it at the same time, or its epochs are damaged; heal the store \
+                             again while fewer clients use it",
                             id.number()
                         ))));
                     }
