@@ -7,13 +7,24 @@ use farside_trial::{Setup, System};
 
 #[test]
 fn a_log_loses_a_suffix_at_most_and_each_fault_of_its_disk_strikes() {
+    play(1..=30);
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask soak"]
+fn soak_the_log_of_chequer() {
+    play(1..=2000);
+}
+
+/// Runs these seeds with the faults of a log.
+fn play(seeds: std::ops::RangeInclusive<u64>) {
     let faults =
         [Fault::NodeRestart, Fault::NodeLoss, Fault::DiskFull, Fault::SyncFailure, Fault::MachineCrash];
     let (mut struck, mut policies, mut taken_back) = ([0; 5], [0; 3], 0);
     for name in ["chequer", "chequer-message"] {
         let system = System::named(name).expect("it can be tried");
         let setup = Setup { faults: faults.to_vec(), ..Setup::of(system) };
-        for seed in 1..=30 {
+        for seed in seeds.clone() {
             let judged = judge(&setup, seed, true);
             assert_eq!(judged.verdict, Verdict::Good, "{judged}");
             let report = judged.report.expect("a good run has a report");
