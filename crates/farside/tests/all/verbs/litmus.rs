@@ -6,7 +6,7 @@
 //!
 //! A device that does not read and write whole lines, such as one in software, promises no more than whole words. On it
 //! the programs run with one word in place of each line. Such a device may also lose the report that a list has ended:
-//! then the client gives the list up, nobody knows what has run, and the program runs once more.
+//! then the client gives the list up, nobody knows what has run, and the program runs once more, with new sessions.
 
 use super::{Atomic, device, node};
 use farside::{NewStore, Pool};
@@ -111,22 +111,23 @@ impl Actor {
     }
 
     /// Writes the words of the program's memory.
-    fn set(&self, memory: &[u64]) {
+    fn set(&self, memory: &[u64]) -> Result<(), Lost> {
         let bytes: Vec<u8> = memory.iter().flat_map(|word| word.to_le_bytes()).collect();
         let (mut buf, mut reply) = (ChainBuf::new(), Reply::new());
         let mut chain = buf.begin(self.key());
         let written = chain.also(write(Addr::new(self.first()), &bytes));
-        while self.run_chain(&chain, &mut reply).is_err() {}
+        self.run_chain(&chain, &mut reply)?;
         assert_eq!(reply.status(written), Status::Ok);
+        Ok(())
     }
 
     /// Reads the first `count` words of the program's memory.
-    fn memory(&self, count: usize) -> Vec<u64> {
+    fn memory(&self, count: usize) -> Result<Vec<u64>, Lost> {
         let (mut buf, mut reply) = (ChainBuf::new(), Reply::new());
         let mut chain = buf.begin(self.key());
         let got = chain.also(read(Addr::new(self.first()), (count * WORD_SIZE) as u32));
-        while self.run_chain(&chain, &mut reply).is_err() {}
-        words(reply.get(got).expect("allowed"))
+        self.run_chain(&chain, &mut reply)?;
+        Ok(words(reply.get(got).expect("allowed")))
     }
 
     fn key(&self) -> Key {
@@ -201,24 +202,40 @@ fn narrowed(program: &Program) -> Option<Program> {
     Some(words.join(" ").parse().expect("a program"))
 }
 
+/// What the second actor has to do.
+enum Command {
+    /// Run a program, after this pause.
+    Run(Program, Duration),
+    /// Open another session.
+    Reopen,
+}
+
 /// The second actor's ends of the channels between both actors.
 struct Second {
-    /// Each program, with the pause before the actor's first verb.
-    programs: Receiver<(Program, Duration)>,
-    /// Results of the actor. The first ones are empty, and say that it is ready.
+    commands: Receiver<Command>,
+    /// The actor's results of each command.
     results: Sender<Result<Vec<Vec<u64>>, Lost>>,
 }
 
 impl Second {
     /// Runs the second actor of each program.
-    fn run(self, actor: &Actor, both: &Barrier) {
-        let mut results = Ok(Vec::new());
-        while self.results.send(results).is_ok()
-            && let Ok((program, pause)) = self.programs.recv()
-        {
-            both.wait();
-            spin(pause);
-            results = actor.run(&program.actors()[1]);
+    fn run(self, open: impl Fn() -> Actor, both: &Barrier) {
+        let mut actor = open();
+        while let Ok(command) = self.commands.recv() {
+            let results = match command {
+                Command::Run(program, pause) => {
+                    both.wait();
+                    spin(pause);
+                    actor.run(&program.actors()[1])
+                }
+                Command::Reopen => {
+                    actor = open();
+                    Ok(Vec::new())
+                }
+            };
+            if self.results.send(results).is_err() {
+                return;
+            }
         }
     }
 }
@@ -226,27 +243,30 @@ impl Second {
 /// The first actor, with its ends of the channels.
 struct First<'a> {
     actor: Actor,
-    programs: Sender<(Program, Duration)>,
+    commands: Sender<Command>,
     results: Receiver<Result<Vec<Vec<u64>>, Lost>>,
     both: &'a Barrier,
     /// Time of one request. The actors begin at times that differ by parts of it.
     request: Duration,
 }
 
-impl<'a> First<'a> {
-    fn open(
-        actor: Actor,
-        programs: Sender<(Program, Duration)>,
-        results: Receiver<Result<Vec<Vec<u64>>, Lost>>,
-        both: &'a Barrier,
-    ) -> First<'a> {
-        let _ready = results.recv().expect("the second actor has a session");
-        actor.memory(1);
+impl First<'_> {
+    /// Measures the time of a request.
+    fn measure(&mut self) -> Result<(), Lost> {
+        self.actor.memory(1)?;
         let since = Instant::now();
         for _ in 0..8 {
-            actor.memory(1);
+            self.actor.memory(1)?;
         }
-        First { actor, programs, results, both, request: since.elapsed() / 8 }
+        self.request = since.elapsed() / 8;
+        Ok(())
+    }
+
+    /// Opens other sessions for both actors: while an actor waits for the other one, its session ends.
+    fn reopen(&mut self, open: impl Fn() -> Actor) {
+        self.commands.send(Command::Reopen).expect("the second actor waits");
+        let _opened = self.results.recv().expect("the second actor has a session");
+        self.actor = open();
     }
 
     /// Runs a program with the pauses of a seed.
@@ -254,14 +274,15 @@ impl<'a> First<'a> {
         const PAUSES: u64 = 5;
         let pause = |number: u64| self.request * (number % PAUSES) as u32 / PAUSES as u32;
         let memory = program.memory();
-        self.actor.set(&memory);
-        self.programs.send((program.clone(), pause(seed / PAUSES))).expect("the second actor waits");
+        self.actor.set(&memory)?;
+        let command = Command::Run(program.clone(), pause(seed / PAUSES));
+        self.commands.send(command).expect("the second actor waits");
         self.both.wait();
         spin(pause(seed));
         let first = self.actor.run(&program.actors()[0]);
         let second = self.results.recv().expect("the second actor has run its verbs");
         let answers = first?.into_iter().chain(second?).collect();
-        Ok(Outcome { answers, memory: self.actor.memory(memory.len()) })
+        Ok(Outcome { answers, memory: self.actor.memory(memory.len())? })
     }
 }
 
@@ -292,14 +313,22 @@ fn no_forbidden_outcome_occurs_on_the_device() {
     let pool = farside::connect(&node.listening()).expect("the node serves");
     let new = NewStore { kind: "pilaf".into(), ..NewStore::prism_kv(STORE, 16 << 20) };
     pool.create_store(&new).expect("the node has memory");
-    let (both, (programs_to, programs_at), (results_to, results_at)) =
-        (Barrier::new(2), channel(), channel());
+    let open = || Actor::open(&pool, !has_lines);
+    let (both, (commands, commands_at), (results_to, results)) = (Barrier::new(2), channel(), channel());
     let since = Instant::now();
     let (mut ran, mut reached_several, mut lost, mut forbidden) = (0, 0, 0, Vec::new());
     std::thread::scope(|scope| {
-        let second = Second { programs: programs_at, results: results_to };
-        scope.spawn(|| second.run(&Actor::open(&pool, !has_lines), &both));
-        let first = First::open(Actor::open(&pool, !has_lines), programs_to, results_at, &both);
+        let second = Second { commands: commands_at, results: results_to };
+        scope.spawn(|| second.run(open, &both));
+        let mut first = First { actor: open(), commands, results, both: &both, request: Duration::ZERO };
+        let mut again = |first: &mut First<'_>| {
+            lost += 1;
+            assert!(lost <= LOST_MAX, "the device has lost {lost} reports");
+            first.reopen(open);
+        };
+        while first.measure().is_err() {
+            again(&mut first);
+        }
         println!(
             "a request takes {:.0?}; lines are {}",
             first.request,
@@ -314,9 +343,8 @@ fn no_forbidden_outcome_occurs_on_the_device() {
                 let outcome = loop {
                     match first.run(program, seed) {
                         Ok(outcome) => break outcome,
-                        Err(Lost) => lost += 1,
+                        Err(Lost) => again(&mut first),
                     }
-                    assert!(lost <= LOST_MAX, "the device has lost {lost} reports");
                 };
                 *seen.entry(outcome.clone()).or_default() += 1;
                 outcome
