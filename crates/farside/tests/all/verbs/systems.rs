@@ -62,6 +62,7 @@ stores! {
     chequer_by_reads_and_calls: one(Engine, "ycsb chequer");
     chequer_with_a_nics_atomics: one(Nic, "ycsb chequer");
     farm_kv_by_reads_and_calls: one(Engine, "ycsb farm-kv");
+    farm_kv_with_a_nics_atomics: one(Nic, "ycsb farm-kv");
     smart_with_an_engines_atomics: one(Engine, "ycsb smart");
     latches_with_an_engines_atomics: one(Engine, "latch v2");
     latches_with_a_nics_atomics: one(Nic, "latch v2");
@@ -69,6 +70,7 @@ stores! {
     latches_for_readers_with_a_nics_atomics: one(Nic, "latch async-rw");
     prism_rs_on_three_nodes: three(Engine, "blocks prism-rs");
     abd_lock_on_three_nodes: three(Engine, "blocks abd-lock");
+    abd_lock_on_three_nodes_with_a_nics_atomics: three(Nic, "blocks abd-lock");
     prism_tx_at_one_node: one(Engine, "txn prism-tx");
 }
 
