@@ -58,7 +58,7 @@ pub(crate) struct Binary {
     pub(crate) path: PathBuf,
 }
 
-/// What cargo has built.
+/// An executable that cargo has built.
 #[derive(Debug, PartialEq)]
 enum Built {
     Tests(Binary),
@@ -139,7 +139,8 @@ fn jobs(binary: Binary) -> Vec<Job> {
 /// The jobs that have to wait for the build.
 #[derive(Default)]
 struct Held {
-    /// Those that start the command line's program.
+    /// Those that start the command line's program. Without it, they do not run: they would start that of an earlier
+    /// build.
     until_program: Vec<Job>,
     /// Whether the command line's program is built.
     has_program: bool,
@@ -167,12 +168,6 @@ impl Held {
             }
         }
         ready
-    }
-
-    /// Returns the jobs that wait for the end of the build. Those that still wait for the program are not among them:
-    /// they would start that of an earlier build.
-    fn rest(self) -> Vec<Job> {
-        self.until_end
     }
 }
 
@@ -213,7 +208,7 @@ pub(crate) fn pass(root: &Path, prepare: fn(&mut Command)) -> bool {
             println!("   not run: the tests of {}, whose program was not built", WAITING[0].0);
             assert!(!built, "cargo has reported no program of {}", WAITING[0].0);
         }
-        held.rest().into_iter().for_each(&mut start);
+        held.until_end.into_iter().for_each(&mut start);
         assert!(!built || started_in.iter().all(|jobs| *jobs > 0), "a lane has no tests: {started_in:?}");
         lanes.into_iter().fold(built, |all, (jobs, ran)| {
             drop(jobs);
@@ -303,7 +298,7 @@ mod tests {
         assert_eq!(lanes(held.ready(program())), [Lane::First]);
         assert_eq!(lanes(held.ready(program())), []);
         assert_eq!(lanes(held.ready(of("farside-remote"))), []);
-        assert_eq!(lanes(held.rest()), [Lane::Last, Lane::Last]);
+        assert_eq!(lanes(held.until_end), [Lane::Last, Lane::Last]);
         let mut program_first = Held::default();
         program_first.ready(program());
         assert_eq!(lanes(program_first.ready(of("farside"))), [Lane::First]);

@@ -202,7 +202,7 @@ fn narrowed(program: &Program) -> Option<Program> {
     Some(words.join(" ").parse().expect("a program"))
 }
 
-/// What the second actor has to do.
+/// A command to the second actor.
 enum Command {
     /// Run a program, after this pause.
     Run(Program, Duration),
