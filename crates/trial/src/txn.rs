@@ -873,6 +873,10 @@ fn failed(scene: &Scene, error: TxnError) -> Failure {
                 _ => FailureKind::Over,
             }
         }
+        // What a client that opens the store has found.
+        TxnError::Store(StoreError::Gone(reason)) if reason.contains("the store is damaged") => {
+            FailureKind::Wrong
+        }
         TxnError::Store(_) => FailureKind::Over,
         TxnError::KeyLength(_)
         | TxnError::Doomed

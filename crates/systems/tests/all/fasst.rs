@@ -33,6 +33,7 @@ pub(crate) const BACKUP: Request = Request::Call(request::BACKUP);
 pub(crate) const COMMIT: Request = Request::Call(request::COMMIT);
 const LOCK_GET: Request = Request::Call(request::LOCK_GET);
 const GRANT: Request = Request::Call(request::GRANT);
+const FENCE: Request = Request::Call(request::FENCE);
 const RAISE: Request = Request::Call(request::RAISE);
 const RECORD: Request = Request::Call(request::RECORD);
 
@@ -1099,7 +1100,7 @@ fn outcome_beside_a_late_recoverer() -> Result<(), TxnError> {
         };
         let recoverer = nodes.client().await;
         recoverer.inner().names_calls_by(FIRST_TYPE);
-        recoverer.inner().before_each(wait(1, 2, GRANT));
+        recoverer.inner().before_each(wait(1, 2, FENCE));
         let described = members::open(&recoverer, 1, STORE).await.expect("the store exists");
         let (process, done) = (recoverer.inner().process, Rc::clone(&stage));
         nodes.world.spawn(process, async move {
@@ -1118,6 +1119,63 @@ fn outcome_beside_a_late_recoverer() -> Result<(), TxnError> {
 #[test]
 fn a_late_recoverer_leaves_the_next_holder_of_the_id_alone() {
     assert_eq!(outcome_beside_a_late_recoverer(), Ok(()));
+}
+
+/// Has a client that has claimed the only id ask for its epoch after a recoverer has freed the id, and, if `is_held`,
+/// another client has claimed it. Returns the error of the client that is late.
+fn error_of_a_client_that_joins_late(is_held: bool) -> Option<String> {
+    on_nodes(2, async move |nodes| {
+        create_for(&nodes, 2, 0, 1, 40).await;
+        // 1: the client has its id and waits; 2: it goes on.
+        let stage = Rc::new(Cell::new(0));
+        let late = nodes.client().await;
+        late.inner().names_calls_by(FIRST_TYPE);
+        let (theirs, world) = (Rc::clone(&stage), nodes.world.clone());
+        late.inner().before_each(move |_, request| {
+            let (stage, world) = (Rc::clone(&theirs), world.clone());
+            async move {
+                if request == GRANT {
+                    stage.set(1);
+                    while stage.get() < 2 {
+                        world.sleep(1000).await;
+                    }
+                }
+                Then::Runs
+            }
+        });
+        let described = members::open(&late, 2, STORE).await.expect("the store exists");
+        let (process, outcome) = (late.inner().process, Rc::new(RefCell::new(None)));
+        let ended = Rc::clone(&outcome);
+        nodes.world.spawn(process, async move {
+            let options = Options { entropy: 1, ..Options::NONE };
+            let opened = FasstKind::open(late, &described, &options).await;
+            *ended.borrow_mut() = Some(opened.err().map(|error| error.to_string()));
+        });
+        while stage.get() < 1 {
+            nodes.world.sleep(1000).await;
+        }
+        let fabric = nodes.client().await;
+        let described = members::open(&fabric, 2, STORE).await.expect("the store exists");
+        let healed = registry::heal(fabric, &described, &Options::NONE).await;
+        assert_eq!(healed.expect("the nodes run").len(), 1, "one client is recovered");
+        let mut next = if is_held { Some(Client::open(&nodes, 2).await) } else { None };
+        stage.set(2);
+        while outcome.borrow().is_none() {
+            nodes.world.sleep(1000).await;
+        }
+        if let Some(next) = &mut next {
+            next.put(&[(b"x", b"0")]).await.expect("it holds the id");
+        }
+        outcome.take().expect("it has ended")
+    })
+}
+
+#[test]
+fn a_client_that_joins_after_its_recoverer_gets_no_epoch() {
+    for is_held in [false, true] {
+        let error = error_of_a_client_that_joins_late(is_held).expect("its lease has expired");
+        assert!(error.contains("has lost its lease"), "{error}");
+    }
 }
 
 /// Has a recoverer take a later epoch of a dead client than another recoverer has, which then goes on. If the later one
@@ -1272,7 +1330,7 @@ fn many_clients_that_wait_for_a_dead_one_do_not_outdate_each_other_for_long() {
             let mut client = Client::open(&nodes, 2).await;
             let (fabric, granted, done) = (Rc::clone(&client.fabric), Rc::clone(&granted), Rc::clone(&done));
             fabric.inner().before_each(move |_, request| {
-                granted.set(granted.get() + u32::from(request == GRANT));
+                granted.set(granted.get() + u32::from(request == FENCE));
                 std::future::ready(Then::Takes(Duration::from_micros(300)))
             });
             nodes.world.spawn(fabric.inner().process, async move {
@@ -1516,4 +1574,5 @@ fn these_tests_find_broken_variants() {
     under(mutants::RELEASED_BEFORE_ROLL_FORWARD, &|| die_everywhere().is_ok());
     under(mutants::RECORD_IGNORED, &|| die_everywhere().is_ok());
     under(mutants::LEASE_UNCONFIRMED, &|| outcome_beside_a_late_recoverer().is_ok());
+    under(mutants::FENCED_JOINS, &|| error_of_a_client_that_joins_late(false).is_some());
 }

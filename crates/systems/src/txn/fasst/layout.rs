@@ -1,10 +1,10 @@
 //! The bytes of a FaSST store, the same at each member except for addresses.
 //!
 //! ```text
-//! table   | lease 32 bytes, x ids | epochs 16 bytes, x ids | head 64 bytes | word 32 bytes, x lanes, x ids |
+//! table   | lease 32 bytes, x ids | epochs 24 bytes, x ids | head 64 bytes | word 32 bytes, x lanes, x ids |
 //!         | held bucket u64, x held, x lanes, x ids | record, x lanes, x ids |
 //!         | bucket, x (buckets + extra buckets), x (1 + backups) |
-//! epochs  | granted u64 | admitted u64 |
+//! epochs  | granted u64 | admitted u64 | nonce of the client that was fenced last u64 |
 //! head    | number of extra buckets in use u64 | 0, 56 bytes |
 //! word    | transaction with locks u64 | number of held buckets u64 | ended u64 | closed u64 |
 //! record  | checksum u64 | transaction u64 | stamp u64 | bytes u32 | 0 u32 | write ... |
@@ -67,7 +67,7 @@ const LANE_BITS: u32 = 6;
 const CACHE_LINE: u64 = 64;
 const SLOT_BITS: u32 = 3;
 /// Size of the epochs of a client in bytes.
-pub(super) const EPOCHS_SIZE: u64 = 16;
+pub(super) const EPOCHS_SIZE: u64 = 24;
 const WORD_SIZE: u64 = size_of::<Word>() as u64;
 /// Size of the header of a write in bytes.
 pub(super) const WRITE_SIZE: usize = size_of::<WriteHeader>();
@@ -645,6 +645,17 @@ impl Table {
     /// Address of the epoch of the packets that are admitted for a client; `None` if the store has no such client.
     pub(super) fn admitted(&self, client: ClientId) -> Option<Addr> {
         self.granted(client).map(|at| at.plus(size_of::<U64>() as u64))
+    }
+
+    /// Address of the nonce of the holder of a client id that was fenced last; `None` if the store has no such client.
+    pub(super) fn fenced(&self, client: ClientId) -> Option<Addr> {
+        self.admitted(client).map(|at| at.plus(size_of::<U64>() as u64))
+    }
+
+    /// Address of the nonce of the holder of a client id; `None` if the store has no such client.
+    pub(super) fn holder(&self, client: ClientId) -> Option<Addr> {
+        let at = self.leases().plus(client.index() * ENTRY_SIZE);
+        (client.number() <= self.spec().ids).then_some(at)
     }
 
     /// Number of a lane; `None` if the store has no such client or lane.

@@ -35,8 +35,10 @@ farside_remote::mutants! {
     FILLED_EARLY = "FasstFilledEarly";
     /// Members keep the epochs of clients in a promotion.
     EPOCHS_KEPT = "FasstEpochsKept";
-    /// A recoverer does not confirm the dead client's lease once it has its epoch.
+    /// A recoverer takes an epoch of a client that has lost its id.
     LEASE_UNCONFIRMED = "FasstLeaseUnconfirmed";
+    /// A client that is slow to join gets an epoch after its recoverer.
+    FENCED_JOINS = "FasstFencedJoins";
     /// A read that locks ignores what the transaction has read of the bucket before.
     LOCK_UNCHECKED = "FasstLockUnchecked";
     /// A read that locks compares its bucket with only one of several versions that the transaction has read.
@@ -64,6 +66,7 @@ pub(super) const RARE: &[farside_remote::mutant::Mutant] = &[
     FILLED_EARLY,
     EPOCHS_KEPT,
     LEASE_UNCONFIRMED,
+    FENCED_JOINS,
     VAIN_LOCK_LEFT,
     READ_CHAINS,
     VERSIONS_MIXED,

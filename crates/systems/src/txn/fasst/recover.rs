@@ -1,8 +1,8 @@
 //! Recovery: the settlement of the transactions that dead clients have left.
 //!
-//! A recoverer takes an epoch of the client of an expired lease, and confirms that the client still has its id: else
-//! another recoverer was faster, and the next holder has a later epoch. It has all members admit only this epoch. From
-//! then on no packet of the client, and of an earlier recoverer, is handled. Then it collects the states of the
+//! A recoverer fences the client of an expired lease: it takes an epoch, if the client still has its id, and the client
+//! gets none after it. Else another recoverer was faster, and the next holder has a later epoch. It has all members
+//! admit only this epoch. From then on no packet of the client, and of an earlier recoverer, is handled. Then it collects the states of the
 //! client's lanes at all members. A transaction was committed if a log has its whole record. The recoverer copies the
 //! record to all logs, has the backups and then the primaries install the values, frees what the transaction has locked
 //! and not written, and closes the record. All other transactions with locks were aborted: the recoverer frees the
@@ -15,6 +15,8 @@
 //! that of a configuration of the cluster, also if a coordinator has died. Here such an epoch is that of one client id.
 //! Configurations change only if a member has lost its memory (module `configuration`).
 //!
+//! Invariant: a client that has not joined before it is fenced never joins, so a recoverer that finds nothing may free
+//! the id.
 //! Invariant: no verdict is given before all members admit only the recoverer's epoch.
 //! Invariant: a record is closed once all primaries have installed its transaction and hold no lock of it. So a later
 //! recoverer that no longer finds the record finds no lock either.
@@ -39,14 +41,9 @@ impl<F: Fabric + Clock> Site<F> {
     /// [`TxnError`]; the store is as correct as before.
     pub(super) async fn recover(&self, expired: Expired) -> Result<Recovery, TxnError> {
         self.fetch_keys().await?;
-        let (id, nonce) = (expired.id(), expired.nonce());
-        let epoch = self.grant(id).await?;
-        let is_recovered = self.leases.entry(id).await?.nonce() != Some(nonce);
-        let mut recovery = Recovery::default();
-        if is_recovered && !mutants::LEASE_UNCONFIRMED.is_on() {
-            return Ok(recovery);
-        }
+        let (id, mut recovery) = (expired.id(), Recovery::default());
         let settled = async {
+            let epoch = self.fence(&expired).await?;
             let states = self.raise(id, epoch).await?;
             self.settle_all(id, epoch, &states).await
         };

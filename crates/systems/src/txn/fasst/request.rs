@@ -11,7 +11,8 @@
 //! commit   | transaction u64 | stamp u64 | bucket u64 | 1 if it is the last one at this member u64 | write ... |
 //! abort    | transaction u64 |
 //! close    | transaction u64 |
-//! grant    | |                                                         epoch u64
+//! grant    | nonce u64 |                                               epoch u64
+//! fence    | nonce u64 |                                               epoch u64
 //! raise    | |
 //! look     | lane u64 |                                                the lane's word, transaction with a record u64
 //! record   | lane u64 |                                                record
@@ -46,7 +47,7 @@ pub const BACKUP: u8 = 5;
 pub const COMMIT: u8 = 6;
 pub(super) const ABORT: u8 = 7;
 pub(super) const CLOSE: u8 = 8;
-/// Type of the request that asks for the client's epoch.
+/// Type of a client's request for an epoch of its id.
 pub const GRANT: u8 = 9;
 /// Type of the request to admit only packets with this epoch of the client.
 pub const RAISE: u8 = 10;
@@ -56,6 +57,8 @@ pub const RECORD: u8 = 12;
 pub(super) const FILL: u8 = 13;
 /// Type of the request that locks a bucket and reads a key.
 pub const LOCK_GET: u8 = 14;
+/// Type of a recoverer's request for an epoch of a client's id. The client gets none after it.
+pub const FENCE: u8 = 15;
 
 /// Epoch of a promoter's packets, which all members admit. Only promoters have keys while they send them.
 pub(super) const PROMOTION: u64 = u64::MAX;

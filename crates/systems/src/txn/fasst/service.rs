@@ -21,7 +21,7 @@ use super::layout::{
     WRITES_MAX, Word, Write, buckets_for,
 };
 use super::request::{
-    ABORT, BACKUP, CLOSE, COMMIT, FILL, GET, GRANT, LOCK, LOCK_GET, LOG, LOOK, LaneState, NO_PLACE,
+    ABORT, BACKUP, CLOSE, COMMIT, FENCE, FILL, GET, GRANT, LOCK, LOCK_GET, LOG, LOOK, LaneState, NO_PLACE,
     PROMOTION, RAISE, RECORD, Status, VALIDATE, keys, places, put_words, words,
 };
 use super::{KIND, mutants};
@@ -211,7 +211,7 @@ const fn handlers<M: Memory>() -> Handlers<Table, M> {
 /// return the state of a lane, need none.
 fn admits<M: Memory>(table: &Table, memory: &M, header: &Header, kinds: &[u8]) -> Result<bool, M::Wait> {
     if header.epoch == PROMOTION
-        || kinds.iter().all(|kind| [GRANT, RAISE, LOOK].contains(kind))
+        || kinds.iter().all(|kind| [GRANT, FENCE, RAISE, LOOK].contains(kind))
         || (kinds == [RECORD] && mutants::OLD_EPOCH_GETS_RECORD.is_on())
         || mutants::OLD_EPOCH_ACCEPTED.is_on()
     {
@@ -297,6 +297,7 @@ fn handler<M: Memory>(kind: u8) -> Option<Handler<Table, M>> {
         ABORT => Handler { changes: true, locks: of_client, run: abort },
         CLOSE => Handler { changes: true, locks: of_client, run: close },
         GRANT => Handler { changes: true, locks: of_client, run: grant },
+        FENCE => Handler { changes: true, locks: of_client, run: fence },
         RAISE => Handler { changes: true, locks: of_client, run: raise },
         LOOK => Handler { changes: false, locks: of_client, run: look },
         RECORD => Handler { changes: false, locks: of_client, run: record },
@@ -534,15 +535,48 @@ fn close<M: Memory>(
     Ok(Ok(done(Status::Done)))
 }
 
-/// Grants an epoch for a client that no other request gets.
+/// Grants a client an epoch that no other request gets, unless it has lost its id or was fenced. So a client that is
+/// slow to join does not begin after its recoverer, which finds nothing to settle, has freed the id.
 fn grant<M: Memory>(
     table: &Table,
     memory: &M,
     header: &Header,
-    _: &[u8],
+    payload: &[u8],
     out: &mut Vec<u8>,
 ) -> Handled<M::Wait> {
-    let at = some!(ClientId::new(header.coordinator).and_then(|client| table.granted(client)), NO_LANE).raw();
+    let client = some!(ClientId::new(header.coordinator), NO_LANE);
+    let (holder, fenced) = (some!(table.holder(client), NO_LANE), some!(table.fenced(client), NO_LANE));
+    let ([nonce], _) = some!(words(payload), MALFORMED);
+    let has_lost = memory.load(holder.raw(), Width::W8)? as u64 != nonce
+        || memory.load(fenced.raw(), Width::W8)? as u64 == nonce;
+    if has_lost && !mutants::FENCED_JOINS.is_on() {
+        return Ok(Ok(done(Status::Ended)));
+    }
+    next_epoch(table, memory, client, out)
+}
+
+/// Grants a recoverer an epoch of a client that no other request gets, and the client none any more, unless the client
+/// has lost its id.
+fn fence<M: Memory>(
+    table: &Table,
+    memory: &M,
+    header: &Header,
+    payload: &[u8],
+    out: &mut Vec<u8>,
+) -> Handled<M::Wait> {
+    let client = some!(ClientId::new(header.coordinator), NO_LANE);
+    let (holder, fenced) = (some!(table.holder(client), NO_LANE), some!(table.fenced(client), NO_LANE));
+    let ([nonce], _) = some!(words(payload), MALFORMED);
+    let is_recovered = memory.load(holder.raw(), Width::W8)? as u64 != nonce;
+    if is_recovered && !mutants::LEASE_UNCONFIRMED.is_on() {
+        return Ok(Ok(done(Status::Ended)));
+    }
+    memory.write(fenced.raw(), &nonce.to_le_bytes())?;
+    next_epoch(table, memory, client, out)
+}
+
+fn next_epoch<M: Memory>(table: &Table, memory: &M, client: ClientId, out: &mut Vec<u8>) -> Handled<M::Wait> {
+    let at = some!(table.granted(client), NO_LANE).raw();
     let next = (memory.load(at, Width::W8)? as u64).saturating_add(1);
     memory.write(at, &next.to_le_bytes())?;
     put_words(out, &[next]);

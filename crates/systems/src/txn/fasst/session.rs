@@ -65,9 +65,10 @@ impl<F: Fabric + Clock> Shards for Site<F> {
         self.fetch_first_keys(1).await
     }
 
-    /// Has all members admit the epoch of the id that this client alone has.
+    /// Has all members admit the epoch of the id that this client alone has. If a recoverer is faster, it takes a later
+    /// one.
     async fn join(&self, lease: &Lease, _: &Options) -> Result<Joined, TxnError> {
-        let epoch = self.grant(lease.id()).await?;
+        let epoch = self.grant(lease).await?;
         let states = self.raise(lease.id(), epoch).await?;
         if states.iter().flatten().any(LaneState::is_open) {
             return Err(TxnError::Damaged("an unsettled transaction of an id without a holder"));

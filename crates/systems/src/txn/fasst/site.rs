@@ -2,10 +2,10 @@
 
 use super::layout::{Shard, TxnId, Write};
 use super::request::{
-    ABORT, BACKUP, CLOSE, COMMIT, GRANT, LOG, LOOK, LaneState, RAISE, Status, put_words, words,
+    ABORT, BACKUP, CLOSE, COMMIT, FENCE, GRANT, LOG, LOOK, LaneState, RAISE, Status, put_words, words,
 };
 use crate::keyed::Keyed;
-use crate::lease::{ClientId, Leases, Table};
+use crate::lease::{ClientId, Expired, Lease, Leases, Table};
 use crate::rendezvous::Rendezvous;
 use crate::rpc::fasst::{Batch, Destination, REFUSED, STALE};
 use crate::store::{Member, Members, StoreError};
@@ -15,6 +15,7 @@ use farside_remote::draws::Draws;
 use farside_remote::fabric::Ran;
 use farside_remote::{Fabric, FabricError};
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -310,18 +311,34 @@ impl<F: Fabric + Clock> Site<F> {
         })
     }
 
-    /// Takes an epoch of a client that nobody else has, above all that were granted before.
+    /// Takes an epoch of the holder of a lease that nobody else has, above all that were granted before.
     ///
     /// # Errors
-    /// [`TxnError`]; nothing was changed for others.
-    pub(super) async fn grant(&self, client: ClientId) -> Result<u64, TxnError> {
+    /// [`TxnError`]; nothing was changed for others. [`TxnError::Lost`] if the client was fenced, or has lost its id.
+    pub(super) async fn grant(&self, lease: &Lease) -> Result<u64, TxnError> {
+        self.epoch(GRANT, lease.id(), lease.nonce()).await
+    }
+
+    /// Takes an epoch of the client of an expired lease that nobody else has, above all that were granted before. The
+    /// client gets none after it.
+    ///
+    /// # Errors
+    /// [`TxnError`]; the client may be fenced. [`TxnError::Lost`] if the client has lost its id.
+    pub(super) async fn fence(&self, expired: &Expired) -> Result<u64, TxnError> {
+        self.epoch(FENCE, expired.id(), expired.nonce()).await
+    }
+
+    async fn epoch(&self, kind: u8, client: ClientId, nonce: NonZeroU64) -> Result<u64, TxnError> {
         let mut batch = Batch::new(client.number(), 0);
-        let asked = self.ask_all(&mut batch, 0, &[Ask::new(0, GRANT, &[])], false).await;
+        let asked = self.ask_all(&mut batch, 0, &[Ask::new(0, kind, &[nonce.get()])], false).await;
         let told = asked
             .into_iter()
             .next()
             .expect("an outcome for each request")
             .map_err(|missed| missed.error())?;
+        if told.status == Status::Ended {
+            return Err(TxnError::Lost);
+        }
         let epoch = words(&told.payload).map(|([epoch], _)| epoch);
         epoch.filter(|_| told.status == Status::Done).ok_or(TxnError::Damaged("an epoch that no node grants"))
     }
