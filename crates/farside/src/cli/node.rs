@@ -406,6 +406,8 @@ impl Serve {
             tokens,
             #[cfg(feature = "verbs")]
             nic_atomics: self.nic_atomics,
+            #[cfg(not(feature = "verbs"))]
+            nic_atomics: false,
             insecure_udp: self.insecure_udp,
             evict_stopped_after: self.evict_stopped_after,
             admin: self.admin()?,

@@ -68,9 +68,8 @@ pub struct Options {
     /// The tokens that engines accept. Without tokens every client may do everything; this is refused if other machines
     /// can reach an engine. Tokens do not apply to shm clients, which map the whole memory.
     pub tokens: Option<Tokens>,
-    /// Lets the NIC of [`Listen::Verbs`] execute the atomics of all stores. Engines then execute none, and shm clients
+    /// Lets the NIC of `Listen::Verbs` execute the atomics of all stores. Engines then execute none, and shm clients
     /// open no store: a NIC's atomics and a CPU's are not atomic to each other.
-    #[cfg(feature = "verbs")]
     pub nic_atomics: bool,
     /// Does not seal UDP packets, which are otherwise sealed if there are tokens. Anyone who sees unsealed packets can
     /// read and forge them.
@@ -124,6 +123,15 @@ impl Listen {
             Listen::Ring(_) => false,
             #[cfg(feature = "verbs")]
             Listen::Verbs(address) => address.is_open(),
+        }
+    }
+
+    /// Name of the RDMA device that is listened at, if it is one; empty if none was named.
+    fn device(&self) -> Option<&str> {
+        match self {
+            #[cfg(feature = "verbs")]
+            Listen::Verbs(address) => Some(address.choice.device.as_deref().unwrap_or_default()),
+            _ => None,
         }
     }
 }
@@ -292,10 +300,7 @@ impl Host {
         };
         let mails: Result<Vec<_>, _> = ports.iter().map(|_| Mail::new().map(Arc::new)).collect();
         let mails = mails.map_err(|errno| BindError::System("create an eventfd", errno.into()))?;
-        #[cfg(feature = "verbs")]
         let nic_atomics = options.nic_atomics;
-        #[cfg(not(feature = "verbs"))]
-        let nic_atomics = false;
         let shared = Arc::new(Shared {
             nics: ports.iter().filter_map(AnyPort::nic).collect(),
             nic_atomics,
@@ -776,7 +781,6 @@ impl LocalNode for Host {
 
 /// Checks that it is safe to listen at the requested addresses. Warns if traffic there is readable by others.
 fn check_listening(options: &Options) -> Result<(), BindError> {
-    #[cfg(feature = "verbs")]
     if options.nic_atomics {
         check_nic_atomics(options)?;
     }
@@ -808,22 +812,18 @@ fn check_listening(options: &Options) -> Result<(), BindError> {
 }
 
 /// Checks that all atomics of the node are executed by one NIC.
-#[cfg(feature = "verbs")]
 fn check_nic_atomics(options: &Options) -> Result<(), BindError> {
-    let mut first = None;
-    for listen in &options.listen {
-        let Listen::Verbs(at) = listen else { continue };
-        if *first.get_or_insert(&at.choice.device) != &at.choice.device {
+    let mut devices = options.listen.iter().filter_map(|listen| Some((listen, listen.device()?)));
+    let Some((_, first)) = devices.next() else {
+        let reason = "--nic-atomics needs a --listen verbs://DEVICE, whose NIC executes the atomics";
+        return Err(BindError::Listen("verbs://".into(), std::io::Error::other(reason)));
+    };
+    match devices.find(|(_, device)| *device != first) {
+        None => Ok(()),
+        Some((listen, _)) => {
             let reason = "with --nic-atomics, all verbs:// of a node must be of one device: the atomics of two devices \
                           are not atomic to each other";
-            return Err(BindError::Listen(listen.to_string(), std::io::Error::other(reason)));
-        }
-    }
-    match first {
-        Some(_) => Ok(()),
-        None => {
-            let reason = "--nic-atomics needs a --listen verbs://DEVICE, whose NIC executes the atomics";
-            Err(BindError::Listen("verbs://".into(), std::io::Error::other(reason)))
+            Err(BindError::Listen(listen.to_string(), std::io::Error::other(reason)))
         }
     }
 }
