@@ -133,7 +133,7 @@ impl Pool {
     fn reopen(self: &Rc<Self>, site: usize) {
         let own = Rc::clone(self);
         self.scene.world.spawn(self.process, async move {
-            let Pool { scene, links, client, .. } = &*own;
+            let Pool { scene, links, client, process, .. } = &*own;
             let (link, at) = (&links[site], &scene.sites[site]);
             while !own.is_closed.get() {
                 scene.count(|counts| counts.sessions += 1);
@@ -141,17 +141,8 @@ impl Pool {
                 link.attempts.set(link.attempts.get() + 1);
                 let identity =
                     Identity { identity: own.identity, incarnation: link.attempts.get(), silence: SILENCE };
-                let engine = client % at.node.options().engines.max(1);
-                let opening = open_session(scene, at, *client, engine, own.process, &own.clock, identity);
-                let binding = link.binding.borrow().clone();
-                let bound = async {
-                    let session = opening.await?;
-                    if let Some(binding) = &binding {
-                        session.call(at.node.id(), ServiceId::NODE, binding, &mut Vec::new()).await?;
-                    }
-                    Ok::<_, FabricError>(session)
-                };
-                match within(&scene.world, OPENING_MAX, bound).await {
+                let mut opening = Box::pin(Rc::clone(&own).bound(site, identity));
+                match within(&scene.world, OPENING_MAX, opening.as_mut()).await {
                     Some(Ok(session)) if own.is_closed.get() => return session.close().await,
                     Some(Err(error)) if error.is_fenced() => return link.is_fenced.set(true),
                     Some(Ok(session)) => {
@@ -159,10 +150,34 @@ impl Pool {
                         *link.session.borrow_mut() = Some(session);
                         return;
                     }
-                    _ => scene.world.sleep(scene.world.random().heavy(AGAIN).min(AGAIN_MAX)).await,
+                    Some(Err(_)) => {}
+                    None => scene.world.spawn(*process, async move {
+                        // Nobody else knows of it, and its driver would never end.
+                        if let Ok(late) = opening.await {
+                            late.close().await;
+                        }
+                    }),
                 }
+                scene.world.sleep(scene.world.random().heavy(AGAIN).min(AGAIN_MAX)).await;
             }
         });
+    }
+
+    /// Opens a session with a node, which is bound as the one before was.
+    async fn bound(self: Rc<Self>, site: usize, identity: Identity) -> Result<AnyFabric, FabricError> {
+        let Pool { scene, links, client, process, clock, .. } = &*self;
+        let at = &scene.sites[site];
+        let engine = client % at.node.options().engines.max(1);
+        let session = open_session(scene, at, *client, engine, *process, clock, identity).await?;
+        let binding = links[site].binding.borrow().clone();
+        if let Some(binding) = &binding {
+            let bound = session.call(at.node.id(), ServiceId::NODE, binding, &mut Vec::new()).await;
+            if let Err(error) = bound {
+                session.close().await;
+                return Err(error);
+            }
+        }
+        Ok(session)
     }
 
     /// Returns the session with a node. If it is over, begins to open the next one.
