@@ -18,6 +18,7 @@ mod farm;
 mod farm_kv;
 mod fasst;
 mod fasst_promotion;
+mod fasst_recovery;
 mod fenced;
 mod guarded;
 mod latch;
