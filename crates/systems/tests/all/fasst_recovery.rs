@@ -324,6 +324,79 @@ fn a_client_that_waits_for_an_id_outlives_a_recoverer_that_outdates_it_and_dies(
     assert_eq!(outcomes_of_two_recoverers(true, true), [Some(Ok(vec![])), None]);
 }
 
+/// Has other recoverers take a later epoch of a dead client than a recoverer has, again and again, and die. The one
+/// that is slow `opens` the store, whose only id it needs, or heals it. Returns how many were faster, and its error.
+fn error_behind_faster_recoverers(opens: bool) -> (u32, String) {
+    on_nodes(2, async move |nodes| {
+        create_for(&nodes, 2, 0, 1, 40).await;
+        let dead = Client::open(&nodes, 2).await;
+        nodes.world.kill(dead.fabric.inner().process);
+        let (waits, outcome) = (Rc::new(Cell::new(false)), Rc::new(RefCell::new(None)));
+        let slow = nodes.client().await;
+        slow.inner().names_calls_by(FIRST_TYPE);
+        let (theirs, world) = (Rc::clone(&waits), nodes.world.clone());
+        slow.inner().before_each(move |_, request| {
+            let (waits, world) = (Rc::clone(&theirs), world.clone());
+            async move {
+                waits.set(waits.get() || request == RAISE);
+                while waits.get() {
+                    world.sleep(100_000).await;
+                }
+                Then::Runs
+            }
+        });
+        let described = members::open(&slow, 2, STORE).await.expect("the store exists");
+        let (process, ended) = (slow.inner().process, Rc::clone(&outcome));
+        nodes.world.spawn(process, async move {
+            let done = match opens {
+                true => {
+                    let options = Options { entropy: 1, ..Options::NONE };
+                    FasstKind::open(slow, &described, &options).await.map(drop)
+                }
+                false => registry::heal(slow, &described, &Options::NONE).await.map(drop),
+            };
+            *ended.borrow_mut() = Some(done.expect_err("others are faster").to_string());
+        });
+        let mut passed = 0;
+        while outcome.borrow().is_none() {
+            nodes.world.sleep(100_000).await;
+            if !waits.get() {
+                continue;
+            }
+            let faster = nodes.client().await;
+            faster.inner().names_calls_by(FIRST_TYPE);
+            let (raises, process) = (Rc::new(Cell::new(0)), faster.inner().process);
+            let raised = Rc::clone(&raises);
+            faster.inner().before_each(move |_, request| {
+                raised.set(raised.get() + u32::from(request == RAISE));
+                std::future::ready(if raised.get() == 2 { Then::Stops } else { Then::Runs })
+            });
+            let described = members::open(&faster, 2, STORE).await.expect("the store exists");
+            nodes.world.spawn(process, async move {
+                let _never = registry::heal(faster, &described, &Options::NONE).await;
+            });
+            while raises.get() < 2 {
+                nodes.world.sleep(100_000).await;
+            }
+            nodes.world.sleep(1_000_000).await; // The other member has its epoch.
+            nodes.world.kill(process);
+            passed += 1;
+            waits.set(false);
+        }
+        (passed, outcome.take().expect("it has ended"))
+    })
+}
+
+#[test]
+fn a_recoverer_gives_up_behind_many_that_are_faster() {
+    let (passed, error) = error_behind_faster_recoverers(false);
+    assert_eq!(passed, 17, "{error}");
+    assert!(error.contains("is not free after 17 recoveries"), "{error}");
+    let (passed, error) = error_behind_faster_recoverers(true);
+    assert_eq!(passed, 17, "{error}");
+    assert!(error.contains("all client ids of the store are leased"), "{error}");
+}
+
 /// Has a recoverer ask for the record of a dead client's transaction after another one has completed it, and the next
 /// holder of the id has stored a record in the same lane. Returns the outcome of the first recoverer.
 fn outcome_of_a_recoverer_that_asks_late() -> Result<Vec<String>, String> {
