@@ -2,26 +2,34 @@
 //! promoters that die or meet; and coordinators of a former configuration.
 
 use crate::fasst::{BACKUP, COMMIT, Client, LOG, STORE, VALIDATE, check, create_for, keys_of};
-use crate::support::steered::{Nodes, Request, Then, on_nodes};
+use crate::support::steered::{Nodes, Request, Steering, Then, on_nodes};
 use farside_remote::fabric::Ran;
 use farside_systems::heal::{Action, heal};
+use farside_systems::rpc::fasst::FIRST_TYPE;
 use farside_systems::store::{Loss, StoreError};
+use farside_systems::txn::fasst::request;
 use farside_systems::txn::{Txn, TxnError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+const FILL: Request = Request::Call(request::FILL);
+
 /// Heals the store as another client. Returns the errors of what was left, and the repairs.
 async fn healed(nodes: &Nodes, members: u32) -> (Vec<StoreError>, Vec<String>) {
-    let fabric = nodes.client().await;
+    healed_by(&nodes.client().await, members).await
+}
+
+/// Does the same as this client.
+async fn healed_by(fabric: &Steering, members: u32) -> (Vec<StoreError>, Vec<String>) {
     let entropy = u64::from(fabric.inner().process.0) << 20;
     let (mut left, mut done) = (Vec::new(), Vec::new());
     let tell = |told: farside_systems::heal::Healed| match told.action {
         Action::Left(error) => left.push(error),
         action => done.push(format!("{action:?}")),
     };
-    let seen = heal(&fabric, members, Some(STORE), Duration::ZERO, entropy, tell).await;
+    let seen = heal(fabric, members, Some(STORE), Duration::ZERO, entropy, tell).await;
     if let Err(error) = seen {
         left.push(error);
     }
@@ -154,6 +162,8 @@ struct Scene {
     process: farside_sim::world::ProcessId,
     outcome: Rc<RefCell<Option<Result<(), TxnError>>>>,
     packets: Rc<Cell<u32>>,
+    /// Node of the packet at which the client has stopped.
+    stopped_at: Rc<Cell<u32>>,
 }
 
 /// Begins a transaction that reads three keys, writes two of them and deletes another one. Its client stops at one of
@@ -168,9 +178,13 @@ async fn begun(nodes: &Rc<Nodes>, members: u32, backups: u8, (packet, then): (u3
     client.put(&writes).await.expect("nobody else is there");
     nodes.world.sleep(7_100_000).await;
     let packets = Rc::new(Cell::new(0));
-    let counted = Rc::clone(&packets);
-    client.fabric.inner().before_each(move |_, _| {
+    let (counted, stopped_at) = (Rc::clone(&packets), Rc::new(Cell::new(0)));
+    let stopped = Rc::clone(&stopped_at);
+    client.fabric.inner().before_each(move |node, _| {
         counted.set(counted.get() + 1);
+        if counted.get() == packet {
+            stopped.set(node.0);
+        }
         std::future::ready(match counted.get().cmp(&packet) {
             std::cmp::Ordering::Less => Then::Runs,
             std::cmp::Ordering::Equal => then,
@@ -185,7 +199,7 @@ async fn begun(nodes: &Rc<Nodes>, members: u32, backups: u8, (packet, then): (u3
     });
     // Shorter than a lease: the client must not lose it before it dies.
     nodes.world.sleep(400_000).await;
-    Scene { nodes: Rc::clone(nodes), members, keys, process, outcome, packets }
+    Scene { nodes: Rc::clone(nodes), members, keys, process, outcome, packets, stopped_at }
 }
 
 impl Scene {
@@ -322,6 +336,69 @@ fn two_promoters_at_the_same_time_agree() {
     }
 }
 
+/// Has a promoter copy the record of a transaction after the member that had it is lost, and another promoter has
+/// settled the transaction without it.
+///
+/// # Errors
+/// The transaction is half committed.
+fn settled_beside_a_late_promoter() -> Result<(), String> {
+    on_nodes(5, async |nodes| {
+        let scene = begun(&nodes, 5, 2, (7, Then::RunsLast)).await;
+        nodes.world.kill(scene.process);
+        let holder = scene.stopped_at.get();
+        nodes.lose(if holder == 4 { 3 } else { 4 }).await;
+        // 1: the first promoter copies the record; 2: the second one has settled; 3: the first one's copies are stored.
+        let (stage, mut processes) = (Rc::new(Cell::new(0)), Vec::new());
+        let ended = Rc::new(Cell::new(false));
+        for number in 0..2 {
+            let fabric = nodes.client().await;
+            fabric.inner().names_calls_by(FIRST_TYPE);
+            let (theirs, world) = (Rc::clone(&stage), nodes.world.clone());
+            fabric.inner().before_each(move |node, request| {
+                let (stage, world) = (Rc::clone(&theirs), world.clone());
+                let wait = match (number, request) {
+                    (0, LOG) if node.0 != holder => Some((1, 2, Then::RunsLast)),
+                    (1, FILL) => Some((2, 3, Then::Runs)),
+                    _ => None,
+                };
+                async move {
+                    let Some((from, to, then)) = wait else { return Then::Runs };
+                    stage.set(stage.get().max(from));
+                    while stage.get() < to {
+                        world.sleep(1000).await;
+                    }
+                    then
+                }
+            });
+            let (process, ended) = (fabric.inner().process, Rc::clone(&ended));
+            nodes.world.spawn(process, async move {
+                let _may_fail = healed_by(&fabric, 5).await;
+                ended.set(true);
+            });
+            while stage.get() <= number {
+                nodes.world.sleep(1000).await;
+            }
+            if number == 0 {
+                nodes.world.sleep(100_000).await;
+                nodes.lose(holder).await;
+            }
+            processes.push(process);
+        }
+        nodes.world.sleep(1_000_000).await;
+        nodes.world.kill(processes[0]);
+        stage.set(3);
+        while !ended.get() {
+            nodes.world.sleep(10_000).await;
+        }
+        scene.judge().await
+    })
+}
+
+#[test]
+fn a_promoter_changes_nothing_after_a_later_one_has_begun() {
+    assert_eq!(settled_beside_a_late_promoter(), Ok(()));
+}
+
 /// Has a coordinator wait before its packets of a kind, while a member is lost that it does not need, and promoted.
 /// Then lets it go on. Returns its outcome, and what others find.
 fn outcome_of_a_late_coordinator(before: Request) -> (Result<(), TxnError>, Option<Vec<u8>>) {
@@ -404,6 +481,7 @@ fn these_tests_find_broken_variants() {
     under(mutants::EXTRA_UNCHAINED, &|| all_return().is_ok());
     under(mutants::EXTRA_TAKEN_TWICE, &|| all_return().is_ok());
     under(mutants::EPOCHS_KEPT, &|| all_return().is_ok());
+    under(mutants::PROMOTERS_UNFENCED, &|| settled_beside_a_late_promoter().is_ok());
     under(mutants::FILLED_EARLY, &|| (0..3).all(|lost| die_everywhere(3, 1, lost).is_ok()));
     under(mutants::RECORD_IGNORED, &|| (0..3).all(|lost| die_everywhere(3, 1, lost).is_ok()));
 }

@@ -21,6 +21,8 @@ const GRANT: Request = Request::Call(request::GRANT);
 const FENCE: Request = Request::Call(request::FENCE);
 const RAISE: Request = Request::Call(request::RAISE);
 const RECORD: Request = Request::Call(request::RECORD);
+const LOOK: Request = Request::Call(request::LOOK);
+const CLOSE: Request = Request::Call(request::CLOSE);
 
 /// Kills a client before or after one of the packets of a transaction that reads three keys, writes two of them and
 /// deletes another one, and checks what others find. Returns whether the client has sent so many packets. If it
@@ -191,9 +193,9 @@ fn a_late_recoverer_leaves_the_next_holder_of_the_id_alone() {
     assert_eq!(outcome_beside_a_late_recoverer(), Ok(()));
 }
 
-/// Has a client that has claimed the only id ask for its epoch after a recoverer has freed the id, and, if `is_held`,
-/// another client has claimed it. Returns the error of the client that is late.
-fn error_of_a_client_that_joins_late(is_held: bool) -> Option<String> {
+/// Has a client that has claimed the only id go on with a request after a recoverer has freed the id, and, if
+/// `is_held`, another client has claimed it and has a lock. Returns the error of the client that is late.
+fn error_of_a_client_that_joins_late(late_at: Request, is_held: bool) -> Option<String> {
     on_nodes(2, async move |nodes| {
         create_for(&nodes, 2, 0, 1, 40).await;
         // 1: the client has its id and waits; 2: it goes on.
@@ -204,8 +206,8 @@ fn error_of_a_client_that_joins_late(is_held: bool) -> Option<String> {
         late.inner().before_each(move |_, request| {
             let (stage, world) = (Rc::clone(&theirs), world.clone());
             async move {
-                if request == GRANT {
-                    stage.set(1);
+                if request == late_at {
+                    stage.set(stage.get().max(1));
                     while stage.get() < 2 {
                         world.sleep(1000).await;
                     }
@@ -229,6 +231,9 @@ fn error_of_a_client_that_joins_late(is_held: bool) -> Option<String> {
         let healed = registry::heal(fabric, &described, &Options::NONE).await;
         assert_eq!(healed.expect("the nodes run").len(), 1, "one client is recovered");
         let mut next = if is_held { Some(Client::open(&nodes, 2).await) } else { None };
+        if let Some(next) = &mut next {
+            next.txn.get_to_write(b"x").await.expect("nobody else is there");
+        }
         stage.set(2);
         while outcome.borrow().is_none() {
             nodes.world.sleep(1000).await;
@@ -242,10 +247,77 @@ fn error_of_a_client_that_joins_late(is_held: bool) -> Option<String> {
 
 #[test]
 fn a_client_that_joins_after_its_recoverer_gets_no_epoch() {
-    for is_held in [false, true] {
-        let error = error_of_a_client_that_joins_late(is_held).expect("its lease has expired");
-        assert!(error.contains("has lost its lease"), "{error}");
+    for (late_at, is_held) in [(GRANT, false), (GRANT, true), (RAISE, true), (LOOK, false), (LOOK, true)] {
+        let error = error_of_a_client_that_joins_late(late_at, is_held).expect("its lease has expired");
+        assert!(error.contains("has lost its lease"), "{late_at:?} {is_held}: {error}");
     }
+}
+
+/// Has a recoverer look at a member after another one has completed a transaction, and has closed its record there and
+/// not at the other log. Returns what the first one has done.
+fn recovered_beside_an_unclosed_record() -> Result<Vec<String>, String> {
+    on_nodes(2, async |nodes| {
+        create_for(&nodes, 2, 1, 1, 40).await;
+        let mut dead = Client::open(&nodes, 2).await;
+        let (process, x) = (dead.fabric.inner().process, keys_of(&dead, 1, 1).remove(0));
+        dead.fabric.inner().before_each(|node, request| {
+            std::future::ready(if (node, request) == (NodeId(0), LOG) { Then::Stops } else { Then::Runs })
+        });
+        nodes.world.spawn(process, async move {
+            let _never = dead.put(&[(&x, b"0")]).await;
+        });
+        nodes.world.sleep(400_000).await;
+        nodes.world.kill(process);
+        // 1: the first recoverer has looked at a member; 2: the second one closes the record at the other member, and
+        // stops; 3: the first one goes on.
+        let (stage, outcome) = (Rc::new(Cell::new(0)), Rc::new(RefCell::new(None)));
+        for number in 0..2 {
+            let recoverer = nodes.client().await;
+            recoverer.inner().names_calls_by(FIRST_TYPE);
+            let (theirs, world) = (Rc::clone(&stage), nodes.world.clone());
+            recoverer.inner().before_each(move |node, request| {
+                let (stage, world) = (Rc::clone(&theirs), world.clone());
+                async move {
+                    match (number, node.0, request) {
+                        (0, 1, LOOK) => {
+                            stage.set(stage.get().max(1));
+                            while stage.get() < 3 {
+                                world.sleep(1000).await;
+                            }
+                        }
+                        (1, 0, CLOSE) => return Then::Stops,
+                        (1, 1, CLOSE) => {
+                            stage.set(2);
+                            return Then::RunsLast;
+                        }
+                        _ => {}
+                    }
+                    Then::Runs
+                }
+            });
+            let described = members::open(&recoverer, 2, STORE).await.expect("the store exists");
+            let (process, ended) = (recoverer.inner().process, Rc::clone(&outcome));
+            nodes.world.spawn(process, async move {
+                let healed = registry::heal(recoverer, &described, &Options::NONE).await;
+                *ended.borrow_mut() = Some(healed.map_err(|error| error.to_string()));
+            });
+            while stage.get() <= number {
+                nodes.world.sleep(1000).await;
+            }
+        }
+        nodes.world.sleep(100_000).await;
+        stage.set(3);
+        while outcome.borrow().is_none() {
+            nodes.world.sleep(10_000).await;
+        }
+        outcome.take().expect("it has ended")
+    })
+}
+
+#[test]
+fn a_recoverer_is_told_of_no_lane_once_a_later_one_has_begun() {
+    let recovered = "recovered 1 dead clients: completed 1 of their transactions and aborted 0";
+    assert_eq!(recovered_beside_an_unclosed_record(), Ok(vec![recovered.to_owned()]));
 }
 
 /// Has a recoverer take a later epoch of a dead client than another recoverer has, which then goes on. If the later one
@@ -528,5 +600,12 @@ fn these_tests_find_broken_variants() {
     under(mutants::RELEASED_BEFORE_ROLL_FORWARD, &|| die_everywhere().is_ok());
     under(mutants::RECORD_IGNORED, &|| die_everywhere().is_ok());
     under(mutants::LEASE_UNCONFIRMED, &|| outcome_beside_a_late_recoverer().is_ok());
-    under(mutants::FENCED_JOINS, &|| error_of_a_client_that_joins_late(false).is_some());
+    under(mutants::FENCED_JOINS, &|| error_of_a_client_that_joins_late(GRANT, false).is_some());
+    under(mutants::OLD_EPOCH_LOOKS, &|| {
+        error_of_a_client_that_joins_late(LOOK, true)
+            .is_some_and(|error| error.contains("has lost its lease"))
+    });
+    under(mutants::OLD_EPOCH_LOOKS, &|| {
+        recovered_beside_an_unclosed_record().is_ok_and(|done| done[0].contains("completed 1"))
+    });
 }

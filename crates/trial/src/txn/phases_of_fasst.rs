@@ -106,7 +106,7 @@ fn phase_of(request: &[u8]) -> usize {
         Some(6) => COMMIT,
         Some(7) => ABORT,
         Some(8) => CLOSE,
-        Some(9..=13 | 15) => RECOVER,
+        Some(9..=13 | 15 | 16) => RECOVER,
         Some(14) => LOCK_GET,
         kind => panic!("FaSST has no requests of the type {kind:?}"),
     }

@@ -8,9 +8,10 @@
 //!    another promoter is decided, go on with that one.
 //! 3. *Revoke* k's keys at all members of k that have their memory. From here on no packet of k is handled, whoever has
 //!    sent it: all coordinators of k have come to their end.
-//! 4. *Settle and fill*, by the promoters' keys. Settle the transactions of all clients as a recoverer settles those of
-//!    a dead one: what a log has is committed, all else is aborted. Then copy to the newcomer what it had: its primary
-//!    part from a backup, and its copies from their primaries.
+//! 4. *Settle and fill*, by the promoters' keys. Have all members refuse packets of promoters before this one. Settle
+//!    the transactions of all clients as a recoverer settles those of a dead one: what a log has is committed, all else
+//!    is aborted. Then copy to the newcomer what it had: its primary part from a backup, and its copies from their
+//!    primaries. Fills are not refused: a promoter fills once all is settled, and then no other one finds anything.
 //! 5. *Enable* k + 1 at its members, each by itself. Each gives clients its key of k + 1 from then on, and no promoter
 //!    has one any more.
 //!
@@ -21,9 +22,9 @@
 //! Why nothing committed is lost, as long as at most f members have lost their memory:
 //! * A transaction is reported as committed once all f + 1 logs have its record, and the record is closed once all
 //!   copies and primaries have its values. So a log with the record lives, or at least one copy has all values.
-//! * Step 4 begins once the keys are revoked everywhere, so no record comes to a log that was read before. A promoter
-//!   copies a record to all live logs before it installs a value. So one that follows it finds the record, too, even
-//!   if another member is lost meanwhile.
+//! * Step 4 begins once the keys are revoked everywhere, and packets of earlier promoters are refused, so no record
+//!   comes to a log that was read before. A promoter copies a record to all live logs before it installs a value. So
+//!   one that follows it finds the record, too, even if another member is lost meanwhile.
 //! * Until a member is enabled, it handles packets of promoters alone. These agree, since what they read in step 4 does
 //!   not change except by themselves. All that they write may be repeated, by the rules for lanes and stamps.
 //! * No client of k + 1 has a key before the newcomer has all that it had.
@@ -58,8 +59,10 @@ use std::time::Duration;
 
 /// Number of times that steps 3 to 5 are tried until their error is returned.
 const ROUNDS: u32 = 8;
-/// Pause after the first failure of these steps. Each further pause is twice as long.
+/// Pause after the first failure of these steps. Each further pause is twice as long, or twice as long as the steps took
+/// until they failed, but no more than a second for that; and a random part of that again.
 const PAUSE: Duration = Duration::from_millis(2);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Number of buckets, and of bytes of keys and values, that one chain reads.
 const BUCKETS: u64 = 32;
 const BYTES: usize = 32 << 10;
@@ -220,10 +223,15 @@ impl<F: Fabric + Clock> Promoter<'_, F> {
     async fn finish(&mut self, of: &View, list: &[MemberId]) -> Result<(u64, Promoted), StoreError> {
         let next = of.configuration + 1;
         let mut error = StoreError::BeingReplaced { name: of.name.clone() };
+        let mut took = Duration::ZERO;
         for round in 0..ROUNDS {
             if round > 0 {
-                self.fabric.sleep(PAUSE * (1 << round)).await;
+                // Another promoter may have begun within the round before. It gets time for its own.
+                let pause = (PAUSE * (1 << round)).max((2 * took).min(PAUSE_MAX));
+                let more = self.numbers.below(pause.as_nanos() as u64);
+                self.fabric.sleep(pause + Duration::from_nanos(more)).await;
             }
+            let begun = self.fabric.now();
             let view = self.view().await?;
             let promoted = match view.configuration >= next {
                 // One member of k + 1 serves it, so steps 3 and 4 were completed.
@@ -231,7 +239,7 @@ impl<F: Fabric + Clock> Promoter<'_, F> {
                 false => match self.settle_and_fill(&view, list).await {
                     Ok(promoted) => promoted,
                     Err(failure) => {
-                        error = failure;
+                        (error, took) = (failure, self.fabric.now().saturating_sub(begun));
                         continue;
                     }
                 },
@@ -265,17 +273,10 @@ impl<F: Fabric + Clock> Promoter<'_, F> {
                 promoted.filled += site.fill(*newcomer, &view.name).await?;
             }
         }
-        for id in (1..=site.shards[0].spec().ids).filter_map(ClientId::new) {
-            let states = site.look_at_all(id).await?;
-            let (committed, aborted) = site.settle_all(id, PROMOTION, &states).await?;
-            promoted.committed += committed;
-            promoted.aborted += aborted;
-            if !mutants::EPOCHS_KEPT.is_on() {
-                let asks: Vec<Ask> =
-                    (0..site.shards.len()).map(|member| Ask::new(member, RAISE, &[])).collect();
-                site.settle(&mut Batch::new(id.number(), 0), PROMOTION, &asks).await?;
-            }
-        }
+        (promoted.committed, promoted.aborted) = match site.settle_for_all().await {
+            Err(TxnError::Lost) => return Err(StoreError::BeingReplaced { name: view.name.clone() }),
+            settled => settled?,
+        };
         for newcomer in newcomers.iter().filter(|_| !mutants::FILLED_EARLY.is_on()) {
             promoted.filled += site.fill(*newcomer, &view.name).await?;
         }
@@ -327,6 +328,26 @@ struct Pair {
 }
 
 impl<F: Fabric + Clock> Site<F> {
+    /// Settles the transactions of all clients, as their only promoter. Returns how many were committed and aborted.
+    ///
+    /// # Errors
+    /// [`TxnError`]; some may be settled. [`TxnError::Lost`] if another promoter has begun.
+    async fn settle_for_all(&self) -> Result<(u64, u64), TxnError> {
+        let (mut committed, mut aborted) = (0, 0);
+        let epoch = self.promote().await?;
+        for id in (1..=self.shards[0].spec().ids).filter_map(ClientId::new) {
+            let states = self.look_at_all(id, epoch).await?;
+            let settled = self.settle_all(id, epoch, &states).await?;
+            (committed, aborted) = (committed + settled.0, aborted + settled.1);
+            if !mutants::EPOCHS_KEPT.is_on() {
+                let asks: Vec<Ask> =
+                    (0..self.shards.len()).map(|member| Ask::new(member, RAISE, &[])).collect();
+                self.settle(&mut Batch::new(id.number(), 0), epoch, &asks).await?;
+            }
+        }
+        Ok((committed, aborted))
+    }
+
     /// Copies to a newcomer what it had, from members that have the same. Returns the number of slots. A newcomer that
     /// is lost again gets nothing.
     ///

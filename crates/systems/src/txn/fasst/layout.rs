@@ -5,7 +5,7 @@
 //!         | held bucket u64, x held, x lanes, x ids | record, x lanes, x ids |
 //!         | bucket, x (buckets + extra buckets), x (1 + backups) |
 //! epochs  | granted u64 | admitted u64 | nonce of the client that was fenced last u64 |
-//! head    | number of extra buckets in use u64 | 0, 56 bytes |
+//! head    | number of extra buckets in use u64 | epoch of the last promoter u64 | 0, 48 bytes |
 //! word    | transaction with locks u64 | number of held buckets u64 | ended u64 | closed u64 |
 //! record  | checksum u64 | transaction u64 | stamp u64 | bytes u32 | 0 u32 | write ... |
 //! write   | place u64 | bucket u64 | value length u32 | key length u16 | member u8 | kind u8 | key | value |
@@ -669,6 +669,11 @@ impl Table {
         self.at(self.spec().head_offset())
     }
 
+    /// Address of the epoch of the promoter whose packets are admitted.
+    pub(super) fn promoter(&self) -> Addr {
+        self.used_extras().plus(size_of::<U64>() as u64)
+    }
+
     /// Address of the word of the lane with this number.
     pub(super) fn word(&self, number: u64) -> Addr {
         self.at(self.spec().words_offset() + number * WORD_SIZE)
@@ -747,7 +752,8 @@ mod tests {
             .collect();
         let numbers: Vec<u64> = entries.iter().filter_map(|entry| table.number(*entry)).collect();
         assert_eq!(numbers, [0, 1, 2, 3, 4, 5]);
-        let mut areas = vec![(table.leases(), 3 * ENTRY_SIZE), (table.used_extras(), 8)];
+        let mut areas =
+            vec![(table.leases(), 3 * ENTRY_SIZE), (table.used_extras(), 8), (table.promoter(), 8)];
         areas.extend((1..=3).filter_map(|number| table.granted(client(number))).map(|at| (at, EPOCHS_SIZE)));
         areas.extend(numbers.iter().map(|number| (table.word(*number), WORD_SIZE)));
         areas.extend(numbers.iter().map(|number| (table.held(*number), spec.held_max() * 8)));

@@ -51,6 +51,10 @@ farside_remote::mutants! {
     READ_CHAINS = "FasstReadChains";
     /// The record of a lane is given to a recoverer of an old epoch.
     OLD_EPOCH_GETS_RECORD = "FasstOldEpochGetsRecord";
+    /// The state of a lane is given to a recoverer, or to a client that joins, of an old epoch.
+    OLD_EPOCH_LOOKS = "FasstOldEpochLooks";
+    /// Members carry out packets of a promoter after a later one has begun to settle.
+    PROMOTERS_UNFENCED = "FasstPromotersUnfenced";
 }
 
 /// Mutants that trials expose too seldom, or that only make transactions abort without need.
@@ -71,4 +75,6 @@ pub(super) const RARE: &[farside_remote::mutant::Mutant] = &[
     READ_CHAINS,
     VERSIONS_MIXED,
     OLD_EPOCH_GETS_RECORD,
+    OLD_EPOCH_LOOKS,
+    PROMOTERS_UNFENCED,
 ];

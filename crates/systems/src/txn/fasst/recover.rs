@@ -2,11 +2,11 @@
 //!
 //! A recoverer fences the client of an expired lease: it takes an epoch, if the client still has its id, and the client
 //! gets none after it. Else another recoverer was faster, and the next holder has a later epoch. It has all members
-//! admit only this epoch. From then on no packet of the client, and of an earlier recoverer, is handled. Then it collects the states of the
-//! client's lanes at all members. A transaction was committed if a log has its whole record. The recoverer copies the
-//! record to all logs, has the backups and then the primaries install the values, frees what the transaction has locked
-//! and not written, and closes the record. All other transactions with locks were aborted: the recoverer frees the
-//! locks. Last, it releases the id.
+//! admit only this epoch. From then on no packet of the client, and of an earlier recoverer, is handled. Then it
+//! collects the states of the client's lanes at all members. A transaction was committed if a log has its whole record.
+//! The recoverer copies the record to all logs, has the backups and then the primaries install the values, frees what
+//! the transaction has locked and not written, and closes the record. All other transactions with locks were aborted:
+//! the recoverer frees the locks. Last, it releases the id.
 //!
 //! Recoverers need no lock and no id, may die at any point, and may be several. All requests name their transaction,
 //! and members ignore what they have done already.
@@ -17,7 +17,8 @@
 //!
 //! Invariant: a client that has not joined before it is fenced never joins, so a recoverer that finds nothing may free
 //! the id.
-//! Invariant: no verdict is given before all members admit only the recoverer's epoch.
+//! Invariant: no verdict is given before all members admit only the recoverer's epoch, nor by what a member has told
+//! after it has admitted a later one.
 //! Invariant: a record is closed once all primaries have installed its transaction and hold no lock of it. So a later
 //! recoverer that no longer finds the record finds no lock either.
 

@@ -16,6 +16,7 @@
 //! raise    | |
 //! look     | lane u64 |                                                the lane's word, transaction with a record u64
 //! record   | lane u64 |                                                record
+//! promote  | |                                                         epoch u64 of another promoter, if it is later
 //! fill     | stamp u64 | bucket u64 | part u64 | write |
 //! ```
 //!
@@ -25,7 +26,7 @@
 //! place of its own. In the response to a `lock+get`, the place is 2^64 - 1 if the key has none and its bucket's chain
 //! has no free one: a `lock` adds an extra bucket, for a key that is written.
 //!
-//! `raise` with the epoch `PROMOTION` forgets all epochs of the client.
+//! Promoters have epochs above those of all clients. `raise` with one of them forgets all epochs of the client.
 //!
 //! The statuses of all responses are those of `Status`. A response that says who has a lock has the transaction.
 
@@ -46,22 +47,27 @@ pub const BACKUP: u8 = 5;
 /// Type of the request that writes a bucket and frees its lock.
 pub const COMMIT: u8 = 6;
 pub(super) const ABORT: u8 = 7;
-pub(super) const CLOSE: u8 = 8;
+/// Type of the request that says that a record is not needed any more.
+pub const CLOSE: u8 = 8;
 /// Type of a client's request for an epoch of its id.
 pub const GRANT: u8 = 9;
 /// Type of the request to admit only packets with this epoch of the client.
 pub const RAISE: u8 = 10;
-pub(super) const LOOK: u8 = 11;
+/// Type of the request that returns the state of a lane.
+pub const LOOK: u8 = 11;
 /// Type of the request that returns the record of a lane.
 pub const RECORD: u8 = 12;
-pub(super) const FILL: u8 = 13;
+/// Type of the request that writes what a newcomer is to have.
+pub const FILL: u8 = 13;
 /// Type of the request that locks a bucket and reads a key.
 pub const LOCK_GET: u8 = 14;
 /// Type of a recoverer's request for an epoch of a client's id. The client gets none after it.
 pub const FENCE: u8 = 15;
+/// Type of the request to admit only packets of this promoter, and fills.
+pub const PROMOTE: u8 = 16;
 
-/// Epoch of a promoter's packets, which all members admit. Only promoters have keys while they send them.
-pub(super) const PROMOTION: u64 = u64::MAX;
+/// Epoch of the promoters' fills. Higher ones are those of promoters. Only promoters have keys while they send packets.
+pub(super) const PROMOTION: u64 = 1 << 63;
 
 /// Status of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

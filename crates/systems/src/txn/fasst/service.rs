@@ -11,7 +11,8 @@
 //!
 //! Invariant: packets are handled only if they have the admitted epoch of their client. So nothing that a client has
 //! sent runs once another one has raised its epoch.
-//! Invariant: packets of promoters have no epoch of a client. While a member gives clients its key, no promoter has it.
+//! Invariant: packets of a promoter, but for fills, are handled only if it is the last one that has asked for it. While
+//! a member gives clients its key, no promoter has it.
 //! Invariant: a lock is taken only for the last transaction of a lane, and only if that one has not ended.
 //! Invariant: a bucket is changed only for the transaction that has its lock, and a copy only by a newer stamp.
 
@@ -22,7 +23,7 @@ use super::layout::{
 };
 use super::request::{
     ABORT, BACKUP, CLOSE, COMMIT, FENCE, FILL, GET, GRANT, LOCK, LOCK_GET, LOG, LOOK, LaneState, NO_PLACE,
-    PROMOTION, RAISE, RECORD, Status, VALIDATE, keys, places, put_words, words,
+    PROMOTE, PROMOTION, RAISE, RECORD, Status, VALIDATE, keys, places, put_words, words,
 };
 use super::{KIND, mutants};
 use crate::hash_slots::Placement;
@@ -207,11 +208,17 @@ const fn handlers<M: Memory>() -> Handlers<Table, M> {
     Handlers { of: handler::<M>, admits: admits::<M> }
 }
 
-/// Whether the packet has the epoch that is admitted for its client. Requests that grant or raise epochs, or that
-/// return the state of a lane, need none.
+/// Whether the packet has the epoch that is admitted for its client, or for promoters. Requests that grant or raise
+/// epochs need none, nor do fills, and those that look at lanes may have none.
 fn admits<M: Memory>(table: &Table, memory: &M, header: &Header, kinds: &[u8]) -> Result<bool, M::Wait> {
-    if header.epoch == PROMOTION
-        || kinds.iter().all(|kind| [GRANT, FENCE, RAISE, LOOK].contains(kind))
+    let are_all = |of: &[u8]| kinds.iter().all(|kind| of.contains(kind));
+    if header.epoch >= PROMOTION {
+        // A promoter fills once it has settled all transactions. Then no other one finds any.
+        let is_free = are_all(&[PROMOTE, FILL]) || mutants::PROMOTERS_UNFENCED.is_on();
+        return Ok(is_free || memory.load(table.promoter().raw(), Width::W8)? as u64 == header.epoch);
+    }
+    if are_all(&[GRANT, FENCE, RAISE])
+        || (are_all(&[LOOK]) && (header.epoch == 0 || mutants::OLD_EPOCH_LOOKS.is_on()))
         || (kinds == [RECORD] && mutants::OLD_EPOCH_GETS_RECORD.is_on())
         || mutants::OLD_EPOCH_ACCEPTED.is_on()
     {
@@ -233,6 +240,11 @@ fn client_lock(header: &Header) -> Locks {
 fn bucket_lock(part: u64, bucket: u64) -> Locks {
     let mixed = (bucket ^ part << 60).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     Locks::of(CLIENT_LOCKS + mixed % BUCKET_LOCKS)
+}
+
+/// No packet of an earlier promoter is being handled.
+fn alone(_: &Table, _: &Header, _: &[u8]) -> Locks {
+    Locks::ALL
 }
 
 /// Of a get and of a validation.
@@ -299,6 +311,7 @@ fn handler<M: Memory>(kind: u8) -> Option<Handler<Table, M>> {
         GRANT => Handler { changes: true, locks: of_client, run: grant },
         FENCE => Handler { changes: true, locks: of_client, run: fence },
         RAISE => Handler { changes: true, locks: of_client, run: raise },
+        PROMOTE => Handler { changes: true, locks: alone, run: promote },
         LOOK => Handler { changes: false, locks: of_client, run: look },
         RECORD => Handler { changes: false, locks: of_client, run: record },
         FILL => Handler { changes: true, locks: of_fill, run: fill },
@@ -594,13 +607,34 @@ fn raise<M: Memory>(
     let client = some!(ClientId::new(header.coordinator), NO_LANE);
     let (granted, at) =
         (some!(table.granted(client), NO_LANE).raw(), some!(table.admitted(client), NO_LANE).raw());
-    if header.epoch == PROMOTION {
+    if header.epoch >= PROMOTION {
         // No packet of a former configuration is handled any more.
         memory.write(granted, &[0; EPOCHS_SIZE as usize])?;
         return Ok(Ok(done(Status::Done)));
     }
     let admitted = memory.load(at, Width::W8)? as u64;
     if admitted > header.epoch {
+        return Ok(Ok(done(Status::Ended)));
+    }
+    memory.write(at, &header.epoch.to_le_bytes())?;
+    Ok(Ok(done(Status::Done)))
+}
+
+/// Admits only packets of this promoter from now on, and fills, unless a later one has asked for it.
+fn promote<M: Memory>(
+    table: &Table,
+    memory: &M,
+    header: &Header,
+    _: &[u8],
+    out: &mut Vec<u8>,
+) -> Handled<M::Wait> {
+    if header.epoch <= PROMOTION {
+        return Ok(Err(MALFORMED.into()));
+    }
+    let at = table.promoter().raw();
+    let last = memory.load(at, Width::W8)? as u64;
+    if last >= header.epoch {
+        put_words(out, &[last]);
         return Ok(Ok(done(Status::Ended)));
     }
     memory.write(at, &header.epoch.to_le_bytes())?;

@@ -2,7 +2,8 @@
 
 use super::layout::{Shard, TxnId, Write};
 use super::request::{
-    ABORT, BACKUP, CLOSE, COMMIT, FENCE, GRANT, LOG, LOOK, LaneState, RAISE, Status, put_words, words,
+    ABORT, BACKUP, CLOSE, COMMIT, FENCE, GRANT, LOG, LOOK, LaneState, PROMOTE, PROMOTION, RAISE, Status,
+    put_words, words,
 };
 use crate::keyed::Keyed;
 use crate::lease::{ClientId, Expired, Lease, Leases, Table};
@@ -22,6 +23,8 @@ use std::time::Duration;
 /// Pauses between attempts at a member that does not answer.
 const PAUSE_FIRST: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
+/// Number of times that a promoter asks for an epoch: others may have one, or take one at the same time.
+const PROMOTES: u32 = 4;
 
 /// The members of a store, with the keys of the client's sessions.
 pub(super) struct Site<F> {
@@ -356,21 +359,47 @@ impl<F: Fabric + Clock> Site<F> {
                 return Err(TxnError::Lost);
             }
         }
-        self.look_at_all(client).await
+        self.look_at_all(client, epoch).await
     }
 
-    /// Returns the states of all lanes of a client, by member and lane.
+    /// Takes an epoch above those of all other promoters, and has all members admit only its packets, and fills.
     ///
     /// # Errors
-    /// [`TxnError`]; nothing was changed.
-    pub(super) async fn look_at_all(&self, client: ClientId) -> Result<Vec<Vec<LaneState>>, TxnError> {
+    /// [`TxnError`]: some members may admit packets of others. [`TxnError::Lost`] if other promoters were faster.
+    pub(super) async fn promote(&self) -> Result<u64, TxnError> {
+        let (mut batch, mut epoch) = (Batch::new(0, 0), PROMOTION + 1);
+        let asks: Vec<Ask> = (0..self.shards.len()).map(|member| Ask::new(member, PROMOTE, &[])).collect();
+        for _ in 0..PROMOTES {
+            let mut last = 0;
+            for outcome in self.ask_all(&mut batch, epoch, &asks, false).await {
+                let told = outcome.map_err(|missed| missed.error())?;
+                let of_another = words(&told.payload).filter(|_| told.status == Status::Ended);
+                last = of_another.map_or(last, |([epoch], _)| last.max(epoch));
+            }
+            if last == 0 {
+                return Ok(epoch);
+            }
+            epoch = last.checked_add(1).ok_or(TxnError::Damaged("an epoch that no promoter has"))?;
+        }
+        Err(TxnError::Lost)
+    }
+
+    /// Returns the states of all lanes of a client, by member and lane. The members admit `epoch`, or it is 0.
+    ///
+    /// # Errors
+    /// [`TxnError`]; nothing was changed. [`TxnError::Lost`] if a member admits a later epoch.
+    pub(super) async fn look_at_all(
+        &self,
+        client: ClientId,
+        epoch: u64,
+    ) -> Result<Vec<Vec<LaneState>>, TxnError> {
         let (mut batch, lanes) = (Batch::new(client.number(), 0), usize::from(self.shards[0].spec().lanes));
         let look =
             |member, lane| Ask { response_max: size_of::<LaneState>(), ..Ask::new(member, LOOK, &[lane]) };
         let members = 0..self.shards.len();
         let asks: Vec<Ask> =
             members.flat_map(|member| (0..lanes as u64).map(move |lane| look(member, lane))).collect();
-        let states = self.ask_all(&mut batch, 0, &asks, false).await.into_iter().map(|outcome| {
+        let states = self.ask_all(&mut batch, epoch, &asks, false).await.into_iter().map(|outcome| {
             let told = outcome.map_err(|missed| missed.error())?;
             LaneState::decode(&told.payload).ok_or(TxnError::Damaged("a state of a lane that no node sends"))
         });

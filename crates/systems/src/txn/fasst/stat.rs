@@ -37,7 +37,7 @@ impl<F: Fabric + Clock> Fasst<F> {
         site.fetch_keys().await?;
         let mut stat = Stat::default();
         for client in (1..=site.shards[0].spec().ids).filter_map(ClientId::new) {
-            let states = site.look_at_all(client).await?;
+            let states = site.look_at_all(client, 0).await?;
             stat.open += states.iter().flatten().filter(|state: &&LaneState| state.is_open()).count() as u64;
         }
         for shard in 0..site.shards.len() {
