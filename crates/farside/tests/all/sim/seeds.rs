@@ -24,6 +24,7 @@ const SEEDS_OF_TRANSACTIONS: std::ops::RangeInclusive<u64> = 1..=12;
 /// Further seeds, by system and carrier: faults strike within phases in which no other seed has them.
 const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("prism-rs", Carrier::Connections, 43),
+    ("abd-lock", Carrier::Datagrams, 20),
     ("guarded", Carrier::Direct, 45),
     ("guarded", Carrier::Datagrams, 47),
     ("guarded", Carrier::Datagrams, 95),
@@ -45,23 +46,30 @@ const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("prism-tx", Carrier::Direct, 25),
     ("prism-tx", Carrier::Direct, 77),
     ("prism-tx", Carrier::Direct, 80),
+    ("prism-tx", Carrier::Datagrams, 31),
+    ("prism-tx", Carrier::Datagrams, 44),
     ("prism-tx", Carrier::Datagrams, 96),
     ("prism-tx", Carrier::Connections, 25),
     ("prism-tx", Carrier::Connections, 29),
     ("prism-tx", Carrier::Connections, 31),
     ("prism-tx", Carrier::Connections, 61),
     ("prism-tx", Carrier::Connections, 308),
+    ("farm", Carrier::Direct, 23),
     ("farm", Carrier::Datagrams, 17),
     ("farm", Carrier::Connections, 24),
     ("farm", Carrier::Connections, 27),
     ("farm", Carrier::Verbs, 77),
     ("farm", Carrier::Verbs, 114),
+    ("fasst", Carrier::Datagrams, 18),
     ("fasst", Carrier::Datagrams, 22),
     ("fasst", Carrier::Datagrams, 41),
     ("fasst", Carrier::Connections, 13),
     ("fasst", Carrier::Connections, 22),
     ("fasst", Carrier::Connections, 23),
+    ("fasst", Carrier::Connections, 28),
     ("fasst", Carrier::Connections, 43),
+    ("fasst", Carrier::Connections, 53),
+    ("fasst", Carrier::Verbs, 22),
 ];
 
 /// Changes that happen only in stores with other parameters than those of trials: the tests of `farside-systems` try
