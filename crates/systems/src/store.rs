@@ -15,8 +15,8 @@ use farside_remote::{Capabilities, Fabric, FabricError, NodeId};
 /// Reason why a store was not opened. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreError {
-    /// The store cannot be used, for this reason: the catalog has no such store, or has another store under its name, or
-    /// the store was not opened or healed.
+    /// The store cannot be used, for this reason: the catalog has no such store, or has another store under its name,
+    /// or the store was not opened or healed.
     Gone(String),
     /// The fabric lacks a capability that the system needs.
     Lacks {

@@ -59,9 +59,10 @@ use std::time::Duration;
 
 /// Number of times that steps 3 to 5 are tried until their error is returned.
 const ROUNDS: u32 = 8;
-/// Pause after the first failure of these steps. Each further pause is twice as long, or twice as long as the steps took
-/// until they failed, but no more than a second for that; and a random part of that again.
+/// Pause after the first failure of these steps. Each further pause is twice as long, and at least twice as long as the
+/// steps took until they failed. A random part of it comes on top.
 const PAUSE: Duration = Duration::from_millis(2);
+/// Longest pause because of the time that the steps took.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Number of buckets, and of bytes of keys and values, that one chain reads.
 const BUCKETS: u64 = 32;
