@@ -179,7 +179,7 @@ impl<I: Index> Perform<I> for IndexWork {
                     // Before the record counts as inserted. Release: pairs with the Acquire in `scan`.
                     self.has_failed_insert.store(true, Ordering::Release);
                 }
-                self.records.end(record);
+                self.records.end(record, inserted.is_ok());
                 inserted
             }
             Operation::Scan => self.scan(index, record, drawn.len, task).await,
@@ -201,7 +201,10 @@ impl IndexWork {
         self.names.write(record, &mut task.key);
         let Some(ledger) = &self.ledger else {
             let value = index.get(&task.key).await?;
-            let is_right = value.is_some_and(|value| self.looks_right(record, value));
+            let is_right = match value {
+                Some(value) => self.looks_right(record, value),
+                None => self.records.may_be_absent(record),
+            };
             return if is_right { Ok(()) } else { Err(IndexTrouble::Wrong(record)) };
         };
         let begun = ledger.begin_read(record);

@@ -209,7 +209,7 @@ impl<K: Kv> Perform<K> for Ycsb {
             Operation::Insert => {
                 let key = self.records.begin();
                 let inserted = self.write(kv, key, task).await;
-                self.records.end(key);
+                self.records.end(key, inserted.is_ok());
                 inserted
             }
             Operation::Scan => unreachable!("workloads with scans are refused"),
@@ -234,7 +234,10 @@ impl Ycsb {
     async fn read<K: Kv>(&self, kv: &mut K, key: u64) -> Result<bool, KvTrouble> {
         let Some(ledger) = &self.ledger else {
             let item = kv.get(&workload::key(key)).await?;
-            return Ok(!item.is_some_and(|item| self.looks_right(key, item.value)));
+            return Ok(match item {
+                Some(item) => !self.looks_right(key, item.value),
+                None => !self.records.may_be_absent(key),
+            });
         };
         let begun = ledger.begin_read(key);
         match kv.get(&workload::key(key)).await {

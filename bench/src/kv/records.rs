@@ -4,14 +4,22 @@
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Numbers of the records that exist and that are being inserted.
 pub(crate) struct Records {
     next: AtomicU64,
     newest: AtomicU64,
-    /// Numbers of the inserts that have ended while an insert with a lower number has not ended.
-    ended: Mutex<BTreeSet<u64>>,
+    inserts: Mutex<Inserts>,
+    has_failed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Inserts {
+    /// Numbers of those that have ended while one with a lower number has not ended.
+    ended: BTreeSet<u64>,
+    /// Numbers of those that have failed.
+    failed: BTreeSet<u64>,
 }
 
 impl Records {
@@ -20,7 +28,8 @@ impl Records {
         Records {
             next: AtomicU64::new(loaded),
             newest: AtomicU64::new(loaded.saturating_sub(1)),
-            ended: Mutex::default(),
+            inserts: Mutex::default(),
+            has_failed: AtomicBool::new(false),
         }
     }
 
@@ -39,14 +48,24 @@ impl Records {
 
     /// Ends the insert of record `number`. As in YCSB, a failed insert ends, too: otherwise no later record would ever
     /// be read.
-    pub(crate) fn end(&self, number: u64) {
-        let mut ended = self.ended.lock().expect("no thread panicked with the lock");
-        ended.insert(number);
+    pub(crate) fn end(&self, number: u64, has_succeeded: bool) {
+        let mut inserts = self.inserts.lock().expect("no thread panicked with the lock");
+        inserts.ended.insert(number);
+        if !has_succeeded {
+            inserts.failed.insert(number);
+            self.has_failed.store(true, Ordering::Relaxed); // The Release below comes after it.
+        }
         let mut newest = self.newest.load(Ordering::Relaxed); // It changes only under the lock.
-        while ended.remove(&(newest + 1)) {
+        while inserts.ended.remove(&(newest + 1)) {
             newest += 1;
         }
         self.newest.store(newest, Ordering::Release);
+    }
+
+    /// Whether the insert of record `number` has failed, so that the record may be absent.
+    pub(crate) fn may_be_absent(&self, number: u64) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+            && self.inserts.lock().expect("no thread panicked with the lock").failed.contains(&number)
     }
 }
 
@@ -60,8 +79,9 @@ mod tests {
         let numbers = [(); 4].map(|()| records.begin());
         assert_eq!(numbers, [10, 11, 12, 13]);
         for (ended, newest) in [(12, 9), (10, 10), (13, 10), (11, 13)] {
-            records.end(ended);
+            records.end(ended, ended != 12);
             assert_eq!(records.newest(), newest);
         }
+        assert_eq!(numbers.map(|number| records.may_be_absent(number)), [false, false, true, false]);
     }
 }

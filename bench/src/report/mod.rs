@@ -214,8 +214,9 @@ pub struct LoadReport {
 pub struct OperationReport {
     /// Number of operations done.
     pub count: u64,
-    /// Latency of an operation in microseconds. With a schedule, a latency starts when the operation was due.
-    pub latency_us: LatencyUs,
+    /// Latency of an operation in microseconds; `None` if none was timed. With a schedule, a latency starts when the
+    /// operation was due.
+    pub latency_us: Option<LatencyUs>,
     /// Service time of an operation in microseconds, from start to end; only with a schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_us: Option<LatencyUs>,
@@ -393,15 +394,16 @@ pub fn ycsb_table(reports: &[YcsbReport]) -> Table {
 /// Returns a table of a report's kinds of operations, one kind in each row.
 pub fn operations_table(report: &YcsbReport) -> Table {
     let mut table = Table::new(["operation", "count", "mean us", "p50", "p95", "p99", "p99.9", "max"]);
-    let mut row = |name: &str, count: u64, latency: &LatencyUs| {
-        let LatencyUs { mean, p50, p95, p99, p999, max, .. } = *latency;
-        let times = [mean, p50, p95, p99, p999, max].map(|us| format!("{us:.2}"));
+    let mut row = |name: &str, count: u64, latency: Option<&LatencyUs>| {
+        let all = |of: &LatencyUs| [of.mean, of.p50, of.p95, of.p99, of.p999, of.max];
+        let times =
+            latency.map_or([const { None }; 6], |latency| all(latency).map(Some)).map(|us| or_dash(us, 2));
         table.push([name.to_owned(), count.to_string()].into_iter().chain(times));
     };
     for (name, done) in &report.operations {
-        row(name, done.count, &done.latency_us);
+        row(name, done.count, done.latency_us.as_ref());
         if let Some(service) = &done.service_us {
-            row("  since begun", done.count, service);
+            row("  since begun", done.count, Some(service));
         }
     }
     table
@@ -504,7 +506,7 @@ mod tests {
             latency_us: LATENCY,
             operations: BTreeMap::from([(
                 "read".to_owned(),
-                OperationReport { count: 10_000_000, latency_us: LATENCY, service_us: None },
+                OperationReport { count: 10_000_000, latency_us: Some(LATENCY), service_us: None },
             )]),
             per_op: PerOp { round_trips: 1.0, requests: 1.0, bytes_out: 40.0, bytes_in: 544.0, atomics: 0.0 },
             cpu_s_per_mop: CpuSeconds { client: 0.4, node: Some(0.0) },

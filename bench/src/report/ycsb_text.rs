@@ -12,10 +12,10 @@ pub fn ycsb_text(report: &YcsbReport) -> String {
         let name = name.to_uppercase();
         // With a schedule, YCSB reports the service time, and the latency since the operation was due.
         if let Some(service) = &done.service_us {
-            operation(&mut text, &name, done.count, service);
-            operation(&mut text, &format!("Intended-{name}"), done.count, &done.latency_us);
+            operation(&mut text, &name, done.count, Some(service));
+            operation(&mut text, &format!("Intended-{name}"), done.count, done.latency_us.as_ref());
         } else {
-            operation(&mut text, &name, done.count, &done.latency_us);
+            operation(&mut text, &name, done.count, done.latency_us.as_ref());
         }
         line(&mut text, &name, "Return=OK", done.count);
     }
@@ -29,7 +29,7 @@ pub fn ycsb_text(report: &YcsbReport) -> String {
 pub fn load_text(load: &LoadReport) -> String {
     let mut text = String::new();
     overall(&mut text, load.seconds, load.ops_per_s);
-    operation(&mut text, "INSERT", load.records, &load.latency_us);
+    operation(&mut text, "INSERT", load.records, Some(&load.latency_us));
     line(&mut text, "INSERT", "Return=OK", load.records);
     text
 }
@@ -39,8 +39,9 @@ fn overall(text: &mut String, seconds: f64, ops_per_s: f64) {
     line(text, "OVERALL", "Throughput(ops/sec)", ops_per_s);
 }
 
-fn operation(text: &mut String, name: &str, count: u64, latency: &LatencyUs) {
+fn operation(text: &mut String, name: &str, count: u64, latency: Option<&LatencyUs>) {
     line(text, name, "Operations", count);
+    let Some(latency) = latency else { return };
     for (what, us) in [
         ("AverageLatency(us)", latency.mean),
         ("MinLatency(us)", latency.min),

@@ -11,7 +11,7 @@ use crate::family::{Failure, FailureKind, Family, Seat};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::pool::SILENCE;
 use crate::systems::System;
-use crate::{Choice, Drawn, Scene, values};
+use crate::{Choice, Drawn, Scene, leaves, values};
 use farside_remote::arena::SEGMENT_SIZE;
 use farside_remote::control;
 use farside_remote::fabric::Ran;
@@ -356,7 +356,7 @@ impl Family for Blocks {
             Choice::new("writers", writers, format!("writer ids {writers}")),
             Choice::new("first_one_in", first_one_in, format!("on the first block 1 in {first_one_in}")),
             Choice::new("write_one_in", write_one_in, format!("writes 1 in {write_one_in}")),
-            Choice::new("leave_one_in", leave_one_in, format!("last of a client 1 in {leave_one_in}")),
+            Choice::new("leave_one_in", leave_one_in, leaves(leave_one_in)),
             Choice::new("spares", spares, format!("spare nodes {spares}")),
         ];
         if let Some(Locks { lease_us, releases_apart }) = self.locks {

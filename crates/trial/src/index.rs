@@ -25,7 +25,7 @@ pub use stand_ins::stand_ins;
 use crate::family::{Failure, FailureKind, Family, Seat};
 use crate::flight::{Phase, Phases, Request, Tracked};
 use crate::systems::System;
-use crate::{Choice, Drawn, Scene, values};
+use crate::{Choice, Drawn, Scene, leaves, values};
 use farside_remote::control::{self, Store};
 use farside_remote::fabric::Ran;
 use farside_remote::wire::Code;
@@ -358,7 +358,7 @@ impl<C: Opened> Family for Indexed<C> {
             Choice::new("churns", churns, (if churns { "many deletes" } else { "few deletes" }).into()),
             Choice::new("bursts", bursts, (if bursts { "keys in bursts" } else { "no bursts" }).into()),
             Choice::new("scan_one_in", scan_one_in, format!("scans 1 in {scan_one_in}")),
-            Choice::new("leave_one_in", leave_one_in, format!("last of a client 1 in {leave_one_in}")),
+            Choice::new("leave_one_in", leave_one_in, leaves(leave_one_in)),
         ];
         let own = self.setting.choices.iter();
         choices.extend(own.map(|own| Choice::new(own.name, own.value.clone(), own.words.clone())));

@@ -327,6 +327,14 @@ impl Choice {
     }
 }
 
+/// Words for how often a client's last operation is abandoned.
+pub(crate) fn leaves(one_in: u64) -> String {
+    match one_in {
+        0 => "last of a client never".to_owned(),
+        _ => format!("last of a client 1 in {one_in}"),
+    }
+}
+
 /// A history of any family, with the family's checker.
 pub trait Recorded {
     /// Number of operations in the history.

@@ -24,7 +24,7 @@ use crate::family::{Failure, FailureKind, Family, Seat};
 use crate::flight::{Phases, Request, Tracked};
 use crate::pool::SILENCE;
 use crate::systems::System;
-use crate::{Carrier, Choice, Drawn, Scene, values};
+use crate::{Carrier, Choice, Drawn, Scene, leaves, values};
 use farside_remote::fabric::Ran;
 use farside_remote::{Capabilities, FabricError, NodeId};
 use farside_sim::checker::{Checked, Checker};
@@ -379,7 +379,7 @@ impl Family for Txns {
             Choice::new("lanes", lanes, format!("lanes {lanes}")),
             Choice::new("filler_max", *filler_max, format!("values filled with up to {filler_max} bytes")),
             Choice::new("large", *has_large, large.into()),
-            Choice::new("leave_one_in", *leave_one_in, format!("last of a client 1 in {leave_one_in}")),
+            Choice::new("leave_one_in", *leave_one_in, leaves(*leave_one_in)),
         ];
         options.splice(2..2, of_kind);
         options

@@ -16,12 +16,7 @@ use std::path::PathBuf;
 /// Predict a paper's figure from micro-benchmarks alone, or measure it on a fabric, and compare it with the paper
 #[derive(clap::Args)]
 pub(super) struct Figure {
-    /// prism-1, prism-2, prism-3, prism-4, prism-6, prism-7, prism-9, prism-10, synchronization-4,
-    /// synchronization-atomics, synchronization-padding, synchronization-latches, synchronization-optimistic,
-    /// synchronization-sizes, synchronization-zipf, synchronization-btree, chequer-7, chequer-8, chequer-open,
-    /// chequer-modes, chequer-blocks, smart-3, smart-3-bytes, smart-11, smart-11-limits, smart-12, smart-13, smart-14,
-    /// smart-15, smart-16, smart-17, smart-18, smart-18-keys, smart-18-values or smart-misses
-    #[arg(value_name = "NAME", value_parser = named)]
+    #[arg(value_name = "NAME", value_parser = named, help = listed(|_| true, "or"))]
     which: &'static PaperFigure,
     /// sim predicts the figure; local, shm, udp, tcp, tls or ring start a node and measure it over that fabric, where
     /// only ratios are compared

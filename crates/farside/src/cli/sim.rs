@@ -196,6 +196,17 @@ impl Sim {
             let impossible = faults.iter().copied().find(|fault| !carrier.can_have(*fault));
             impossible.map_or(Ok(()), |fault| Err(Failure::Error(impossible_fault(carrier, fault))))?;
         }
+        if faults.len() < Fault::ALL.len() {
+            let (phases, carriers) = (self.system.phases(), self.system.carriers());
+            let can_have = |fault: Fault| phases.all.iter().any(|phase| can_strike(fault, phase, &carriers));
+            if let Some(fault) = faults.iter().copied().find(|fault| !can_have(*fault)) {
+                return Err(Failure::Error(format!(
+                    "a trial of '{}' cannot have {}: omit it from --faults",
+                    self.system.name(),
+                    fault.name()
+                )));
+            }
+        }
         if let (Some(nodes), Some(most)) = (self.nodes, self.system.replicas_max())
             && (nodes % 2 == 0 || nodes > most)
         {
@@ -217,6 +228,15 @@ impl Sim {
     }
 
     fn run_one(&self, setup: &Setup, seed: u64) -> Done {
+        let paths: Vec<_> = [&self.history, &self.events, &self.picture].into_iter().flatten().collect();
+        if let Some(path) =
+            paths.iter().enumerate().find_map(|(at, path)| paths[..at].contains(path).then_some(path))
+        {
+            return Err(Failure::Error(format!(
+                "{} is to have two outputs, of which one would be lost: give each a file of its own",
+                path.display()
+            )));
+        }
         [&self.history, &self.events, &self.picture]
             .into_iter()
             .flatten()

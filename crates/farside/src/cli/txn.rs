@@ -30,7 +30,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 #[command(
     after_help = "If other transactions are in the way, the transaction is tried again. Exit codes: 0: committed. 1: \
 the key is absent, or an 'expect' does not hold; nothing was changed. 2: any other failure; nothing was changed. 3: \
-the transaction may or may not have been committed."
+the transaction may or may not have been committed, or it was committed and its output could not be written."
 )]
 pub(super) struct Txn {
     #[command(flatten)]
@@ -76,7 +76,8 @@ enum Action {
     Run {
         /// The file, or '-' for standard input
         file: OsString,
-        /// Print one JSON object: the values that were read, and the number of attempts
+        /// Print one JSON object: whether the transaction was committed, and the values that it has read and the number
+        /// of attempts, or the reason
         #[arg(long)]
         json: bool,
     },
@@ -193,21 +194,33 @@ fn run(client: &mut Client, attempts: Option<u32>, script: &[Operation], json: b
             Error::Txn(TxnError::Doomed)
         })
     });
+    let mut out = io::BufWriter::new(io::stdout().lock());
     if let Some(refused) = refused {
+        if json && let Failure::NotGood(reason) | Failure::Error(reason) = &refused {
+            let told = json!({ "committed": false, "reason": reason });
+            written(writeln!(out, "{told}").and_then(|()| out.flush()))?;
+        }
         return Err(refused);
     }
     let (reads, attempts) = done.map_err(failed)?;
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    if json {
-        let reads: Vec<Value> = reads.iter().map(|(key, value)| object(key, value.as_deref())).collect();
-        written(writeln!(out, "{}", json!({ "committed": true, "attempts": attempts, "reads": reads })))?;
-    } else {
-        for (key, value) in &reads {
-            let value = value.as_ref().map_or("absent".to_owned(), |value| quoted(value));
-            written(writeln!(out, "{} {value}", quoted(key)))?;
+    let mut print = || {
+        if json {
+            let reads: Vec<Value> = reads.iter().map(|(key, value)| object(key, value.as_deref())).collect();
+            writeln!(out, "{}", json!({ "committed": true, "attempts": attempts, "reads": reads }))?;
+        } else {
+            for (key, value) in &reads {
+                let value = value.as_ref().map_or("absent".to_owned(), |value| quoted(value));
+                writeln!(out, "{} {value}", quoted(key))?;
+            }
         }
-    }
-    written(out.flush())
+        out.flush()
+    };
+    written(print()).map_err(|failure| match failure {
+        Failure::Error(reason) => {
+            Failure::Unknown(format!("the transaction was committed, and what it has read is lost: {reason}"))
+        }
+        closed => closed,
+    })
 }
 
 /// A read as a JSON object. `value` is null if the key has none.
@@ -241,13 +254,17 @@ fn carry_out(
             Operation::Delete(key) => transaction.delete(key)?,
             Operation::Add(key, summand) => {
                 let before = transaction.get(key)?;
-                let Some(sum) = before
-                    .map_or(Some(0), |before| integer(&before))
-                    .and_then(|before| before.checked_add(*summand))
-                else {
+                let Some(before) = before.map_or(Some(0), |before| integer(&before)) else {
                     return Ok(Err(Failure::Error(format!(
                         "the value of {} is not a number to which {summand} can be added, and nothing was changed: put \
                          a number there first",
+                        quoted(key)
+                    ))));
+                };
+                let Some(sum) = before.checked_add(*summand) else {
+                    return Ok(Err(Failure::Error(format!(
+                        "{before}, the value of {}, and {summand} have no sum of 64 bits, and nothing was changed: add \
+                         less",
                         quoted(key)
                     ))));
                 };

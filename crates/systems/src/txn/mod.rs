@@ -453,12 +453,13 @@ impl std::fmt::Display for TxnError {
             }
             TxnError::PairLength { len, max } => write!(
                 f,
-                "the key and the value have {len} bytes, and at most {max} are possible in this store: split the value"
+                "the key and the value have {len} bytes, and at most {max} are possible in this store: shorten the \
+                 key, split the value, or create a store with a larger --value-size"
             ),
             TxnError::WritesLength { len, max } => write!(
                 f,
                 "the transaction writes {len} bytes at one member, at most {max} are possible in this store, and \
-                 nothing was changed: split the transaction, or create a store with larger transactions"
+                 nothing was changed: split the transaction, or create a store with a larger --value-size"
             ),
             TxnError::Conflict => {
                 f.write_str("another transaction was in the way, and nothing was changed: try the transaction again")

@@ -45,6 +45,9 @@ pub(super) struct Rpc {
     json: bool,
 }
 
+/// Longest time for which the floor is measured. A run that ends by its number of operations has no time.
+const FLOOR_MAX: Duration = Duration::from_secs(5);
+
 /// Parses, for clap, the length of a request or a response.
 fn size(text: &str) -> Result<u32, String> {
     let size = value_size(text).ok().filter(|size| (LEN_MIN..=LEN_MAX).contains(&(*size as usize)));
@@ -95,10 +98,11 @@ impl Rpc {
             && calls.nodes == 1
             && self.measure.threads == 1
             && self.measure.delay.is_none()
+            && self.measure.target.is_none()
         {
             note!("measuring the floor ...");
             let in_flight = (self.measure.tasks * self.batch).min(TASKS_MAX as u32);
-            calls.floor = Floor::measure_bare(fabric, self.response, in_flight, duration)?;
+            calls.floor = Floor::measure_bare(fabric, self.response, in_flight, duration.min(FLOOR_MAX))?;
         }
         match self.json {
             true => print_line!("{}", serde_json::to_string(&report)?),

@@ -102,7 +102,7 @@ fn operations_of(tally: &Tally) -> BTreeMap<String, OperationReport> {
         let latencies = |of: &ByKind| of.of(kind).map(LatencyUs::from);
         let done = OperationReport {
             count: tally.done[kind],
-            latency_us: latencies(&tally.latencies).unwrap_or_default(),
+            latency_us: latencies(&tally.latencies),
             service_us: latencies(&tally.service),
         };
         ((*name).to_owned(), done)
