@@ -53,8 +53,9 @@ fn the_operations_of_a_file_take_effect_together_or_not_at_all() {
     let run = |script: &str| node.run_with(["txn", "run", "-"], script.as_bytes());
     let opened = run("put alice 100\nput bob 0\nput 'the key' \"a\\nb\"\nget 'the key'\n").done();
     assert_eq!(opened.text(), "\"the key\" \"a\\nb\"\n");
-    let file = node.folder().join("transfer");
+    let [file, adding] = ["transfer", "adding"].map(|name| node.folder().join(name));
     std::fs::write(&file, TRANSFER).expect("a file");
+    std::fs::write(&adding, "add bob 7").expect("a file");
     let moved = node.run(["txn".as_ref(), "run".as_ref(), file.as_os_str()]).done();
     assert_eq!(moved.text(), "\"alice\" \"70\"\n\"bob\" \"30\"\n");
     let read = node.run_with(["txn", "run", "-", "--json"], b"get alice\nget nobody\nadd new -1\n").done();
@@ -63,16 +64,29 @@ fn the_operations_of_a_file_take_effect_together_or_not_at_all() {
     ]);
     assert_eq!(read.json(), json!({"committed": true, "attempts": 1, "reads": reads}));
 
-    // A script whose expectation does not hold changes nothing, and prints nothing.
+    // A script whose expectation does not hold changes nothing, and prints nothing without --json.
     not_good(run("put alice 0\nexpect bob 0\nget bob\n"), "\"bob\" has \"30\", and nothing was changed");
     not_good(run("put alice 0\nexpect nobody 1\n"), "\"nobody\" has no value, and nothing was changed");
     not_good(run("put alice 0\nexpect bob\n"), "\"bob\" has \"30\", and nothing was changed");
     run("add alice 1\nadd 'the key' 1\n").refused("is not a number to which 1 can be added");
-    run(&format!("add alice 1\nadd alice {}\n", i64::MAX)).refused("can be added, and nothing was changed");
+    run(&format!("add alice 1\nadd alice {}\n", i64::MAX))
+        .refused("have no sum of 64 bits, and nothing was changed");
+    let failed = node.run_with(["txn", "run", "-", "--json"], b"put alice 0\nexpect bob 0\n");
+    let reason = "\"bob\" has \"30\", and nothing was changed";
+    assert_eq!((failed.code, failed.json()), (Some(1), json!({"committed": false, "reason": reason})));
     assert_eq!((value(&node, "alice"), value(&node, "bob")), ("70".into(), "30".into()));
     run("expect alice 70\nexpect nobody\ndel alice\nput bob 100\nget alice\n").done();
     node.run(["txn", "get", "alice"]).absent();
     assert_eq!(value(&node, "bob"), "100");
+    // What is committed is not reported as unchanged.
+    let mut full = command();
+    full.env("FARSIDE_POOL", node.url()).args(["txn", "run"]).arg(&adding);
+    full.stdout(std::fs::File::create("/dev/full").expect("a device"));
+    let unwritten = full.output().expect("the command starts");
+    let told = String::from_utf8_lossy(&unwritten.stderr).into_owned();
+    assert_eq!(unwritten.status.code(), Some(3), "{told}");
+    assert!(told.contains("the transaction was committed, and what it has read is lost"), "{told}");
+    assert_eq!(value(&node, "bob"), "107");
     // A script without an operation commits, and changes nothing.
     assert_eq!(run("# nothing\n").done().text(), "");
 }
