@@ -140,9 +140,20 @@ impl Observer for Deadly {
         say("struck", &access);
         let signal = if strike.stop { Signal::STOP } else { Signal::KILL };
         rustix::process::kill_process(rustix::process::getpid(), signal).expect("a signal to oneself");
-        // The signal may reach another thread first, which stops this one a moment later.
-        std::thread::sleep(Duration::from_millis(20));
+        // Another thread may have to take the signal, and then stops this one.
+        while is_pending(Signal::STOP) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
+}
+
+/// Whether a signal was sent to this process that none of its threads has taken yet.
+fn is_pending(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux has this file");
+    let signals =
+        status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).expect("Linux writes this line");
+    let signals = u64::from_str_radix(signals.trim(), 16).expect("a set of signals");
+    signals & 1 << (signal.as_raw() - 1) != 0
 }
 
 fn classify(memory: &Mapping, at: u64, made: &Made<'_>) -> Access {
