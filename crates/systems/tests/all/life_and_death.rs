@@ -480,15 +480,17 @@ fn open(socket: &Path, name: &str) -> Client {
     block_on(&endpoint, PrismKv::open(Rc::clone(&endpoint), NodeId(0), name)).expect("the store exists")
 }
 
-/// Puts and gets for the time `during`. Returns the time of the slowest pair of a put and a get.
+/// Puts and gets for the time `during`, and until each key was overwritten, so that there are retired buffers. Returns
+/// the time of the slowest pair of a put and a get.
 fn use_store(client: &mut Client, during: Duration) -> Duration {
+    const KEYS: u32 = 50;
     let (since, mut slowest) = (Instant::now(), Duration::ZERO);
     for n in 0u32.. {
         let before = Instant::now();
-        if before - since > during {
+        if before - since > during && n >= 2 * KEYS {
             break;
         }
-        let key = (n % 50).to_be_bytes();
+        let key = (n % KEYS).to_be_bytes();
         go!(client, put(&key, &n.to_le_bytes())).expect("stored");
         assert!(go!(client, get(&key)).expect("read").is_some_and(|item| item.value == n.to_le_bytes()));
         slowest = slowest.max(before.elapsed());
