@@ -150,17 +150,18 @@ pub async fn heal<F: Fabric + Clock>(
                 continue;
             }
         }
-        let mut found = members::open(fabric, nodes, &store).await;
+        // A replacement that is not complete is no reason to wait: its recoverer may have died.
+        let mut found = members::open_within(fabric, nodes, &store, Duration::ZERO).await;
         if found.is_err() {
             // Another client may have dropped the store meanwhile, and created one of the same name.
             if members::names(fabric, nodes).await.is_ok_and(|(names, _)| !names.contains(&store)) {
                 continue;
             }
-            found = members::open(fabric, nodes, &store).await;
+            found = members::open_within(fabric, nodes, &store, Duration::ZERO).await;
         }
         let opened = match found {
             Ok(opened) => opened,
-            // No member serves the store: its recoverer may have died.
+            // No member serves the store.
             Err(error @ StoreError::BeingReplaced { .. }) => {
                 match members::describe(fabric, nodes, &store).await {
                     Ok(described) => described,

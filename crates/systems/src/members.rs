@@ -86,11 +86,24 @@ const TELLS: u32 = 3;
 /// # Errors
 /// [`StoreError`]. The store is missing only if every node has answered.
 pub async fn open<F: Fabric + Clock>(fabric: &F, nodes: u32, name: &str) -> Result<Members, StoreError> {
+    open_within(fabric, nodes, name, DEADLINE).await
+}
+
+/// Does the same as [`open`]. Waits for at most `patience` if no member serves the store, since one is being replaced.
+///
+/// # Errors
+/// The errors of [`open`].
+pub(crate) async fn open_within<F: Fabric + Clock>(
+    fabric: &F,
+    nodes: u32,
+    name: &str,
+    patience: Duration,
+) -> Result<Members, StoreError> {
     if nodes == 1 {
         return Ok(Members::one(NodeId(0), fetch(fabric, NodeId(0), name).await?));
     }
     let mut error = StoreError::BeingCreated { name: name.to_owned() };
-    let (until, mut rounds) = (fabric.now() + DEADLINE, 0..ROUNDS);
+    let (until, mut rounds) = (fabric.now() + patience, 0..ROUNDS);
     while let Some(round) = rounds.next() {
         if round > 0 {
             fabric.sleep(PAUSE * (1 << round)).await;
@@ -101,11 +114,9 @@ pub async fn open<F: Fabric + Clock>(fabric: &F, nodes: u32, name: &str) -> Resu
                 Ok(Ok(members)) => return Ok(members),
                 Ok(Err(changed)) => error = changed,
                 // No member serves the store until the replacement is complete.
-                Err(being_replaced @ StoreError::BeingReplaced { .. }) => {
+                Err(being_replaced @ StoreError::BeingReplaced { .. }) if fabric.now() < until => {
                     error = being_replaced;
-                    if fabric.now() < until {
-                        rounds = ROUNDS - 1..ROUNDS;
-                    }
+                    rounds = ROUNDS - 1..ROUNDS;
                 }
                 Err(other) => return Err(other),
             },
