@@ -15,7 +15,7 @@ use farside_remote::arena::lists::Supply;
 use farside_remote::arena::segment::Use;
 use farside_remote::arena::{Arena, Geometry};
 use farside_remote::{Key, Memory, Rights, Width};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard};
 
@@ -35,6 +35,8 @@ pub(crate) struct Bytes {
 struct Inner {
     bytes: Vec<u8>,
     touched: BTreeSet<u64>,
+    /// The contents of the pages that were written while the memory is watched, from before that.
+    former: Option<BTreeMap<u64, Vec<u8>>>,
     /// Number of words that may still be loaded before a load panics.
     words_left: u64,
     /// Rights that the keys of the regions grant.
@@ -50,7 +52,7 @@ impl Bytes {
         let mut bytes = vec![0; MAPPED.max(size)];
         bytes.truncate(size);
         let (touched, words_left) = (BTreeSet::new(), u64::MAX);
-        let inner = Inner { bytes, touched, words_left, rights: Rights::ALL, wide: true };
+        let inner = Inner { bytes, touched, former: None, words_left, rights: Rights::ALL, wide: true };
         Bytes { geometry, inner: Mutex::new(inner) }
     }
 
@@ -60,8 +62,14 @@ impl Bytes {
 
     pub(crate) fn poke(&self, at: u64, bytes: &[u8]) {
         let mut inner = self.inner();
-        inner.bytes[range(at, bytes.len() as u64)].copy_from_slice(bytes);
         let pages = at / PAGE..=(at + (bytes.len() as u64).max(1) - 1) / PAGE;
+        let Inner { bytes: all, former, .. } = &mut *inner;
+        if let Some(former) = former {
+            for page in pages.clone() {
+                former.entry(page).or_insert_with(|| all[range(page * PAGE, PAGE)].to_vec());
+            }
+        }
+        all[range(at, bytes.len() as u64)].copy_from_slice(bytes);
         inner.touched.extend(pages);
     }
 
@@ -82,6 +90,18 @@ impl Bytes {
 
     pub(crate) fn all(&self) -> Vec<u8> {
         self.inner().bytes.clone()
+    }
+
+    /// Begins to watch for changes.
+    pub(crate) fn watch(&self) {
+        self.inner().former = Some(BTreeMap::new());
+    }
+
+    /// Whether any byte has another value than at the last call of [`Bytes::watch`].
+    pub(crate) fn has_changed(&self) -> bool {
+        let inner = self.inner();
+        let former = inner.former.as_ref().expect("the memory is watched");
+        former.iter().any(|(page, former)| inner.bytes[range(page * PAGE, PAGE)] != former[..])
     }
 
     /// The numbers of the pages that were written since the last call.
