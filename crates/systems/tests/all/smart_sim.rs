@@ -53,7 +53,7 @@ fn the_trial_finds_broken_variants() {
         ("SmartTypeSwitchNotHelped", 2226),
         ("SmartWriterJoinsLate", 424),
         ("SmartReusedBeforeEpoch", 1035),
-        ("RedoRecordAfterObject", 275),
+        ("RedoRecordAfterObject", 379),
     ];
     let mut used = 0;
     let mut alive = Vec::new();

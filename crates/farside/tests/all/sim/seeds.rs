@@ -43,33 +43,21 @@ const MORE_SEEDS: &[(&str, Carrier, u64)] = &[
     ("smart", Carrier::Connections, 27),
     ("sherman", Carrier::Datagrams, 24),
     ("sherman", Carrier::Connections, 28),
-    ("prism-tx", Carrier::Direct, 25),
     ("prism-tx", Carrier::Direct, 77),
-    ("prism-tx", Carrier::Direct, 80),
-    ("prism-tx", Carrier::Datagrams, 31),
-    ("prism-tx", Carrier::Datagrams, 44),
-    ("prism-tx", Carrier::Datagrams, 96),
     ("prism-tx", Carrier::Connections, 25),
-    ("prism-tx", Carrier::Connections, 29),
-    ("prism-tx", Carrier::Connections, 31),
-    ("prism-tx", Carrier::Connections, 61),
-    ("prism-tx", Carrier::Connections, 308),
-    ("farm", Carrier::Direct, 23),
-    ("farm", Carrier::Datagrams, 17),
-    ("farm", Carrier::Connections, 24),
-    ("farm", Carrier::Connections, 27),
-    ("farm", Carrier::Verbs, 77),
-    ("farm", Carrier::Verbs, 114),
-    ("fasst", Carrier::Datagrams, 18),
-    ("fasst", Carrier::Datagrams, 22),
-    ("fasst", Carrier::Datagrams, 41),
-    ("fasst", Carrier::Connections, 13),
+    ("prism-tx", Carrier::Connections, 92),
+    ("prism-tx", Carrier::Connections, 95),
+    ("prism-tx", Carrier::Connections, 113),
+    ("farm", Carrier::Datagrams, 77),
+    ("farm", Carrier::Datagrams, 89),
+    ("farm", Carrier::Connections, 44),
+    ("fasst", Carrier::Datagrams, 42),
+    ("fasst", Carrier::Connections, 21),
     ("fasst", Carrier::Connections, 22),
-    ("fasst", Carrier::Connections, 23),
-    ("fasst", Carrier::Connections, 28),
     ("fasst", Carrier::Connections, 43),
-    ("fasst", Carrier::Connections, 53),
-    ("fasst", Carrier::Verbs, 22),
+    ("fasst", Carrier::Connections, 49),
+    ("fasst", Carrier::Connections, 54),
+    ("fasst", Carrier::Verbs, 15),
 ];
 
 /// Changes that happen only in stores with other parameters than those of trials: the tests of `farside-systems` try
@@ -158,6 +146,10 @@ fn all_seeds_are_good_and_every_fault_strikes_in_every_phase() {
     assert!(empty.is_empty(), "these faults or changes never happened, so they are untested: {empty:#?}");
 }
 
+/// Number of READs of each system that a NIC must tear, and smallest and largest number of seeds for that.
+const TORN: u64 = 5;
+const SEEDS_OF_TEARS: std::ops::RangeInclusive<u64> = 4..=20;
+
 /// Few keys and hardly any faults: freed buffers are soon written again, while READs of their old items are in flight.
 /// Clients of ABDLOCK read under locks, which nothing tears, and those of Chequer-message and FaSST make calls alone.
 #[test]
@@ -175,13 +167,16 @@ fn a_nic_tears_reads_and_they_are_counted() {
             ..Setup::of(system)
         };
         let mut torn = 0;
-        for seed in 1..=20 {
+        for seed in 1..=*SEEDS_OF_TEARS.end() {
             let judged = judge(&setup, seed, true);
             assert_eq!(judged.verdict, Verdict::Good, "{judged}");
             torn += judged.report.expect("a good run has a report").seen.torn_reads;
+            if torn >= TORN && seed >= *SEEDS_OF_TEARS.start() {
+                break;
+            }
         }
         println!("{}: {torn} torn READs", system.name());
-        assert!(torn >= 5, "{}: {torn} torn READs", system.name());
+        assert!(torn >= TORN, "{}: {torn} torn READs", system.name());
     }
 }
 
