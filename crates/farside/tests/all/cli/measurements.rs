@@ -4,10 +4,20 @@ use crate::support::{Node, Process, command, farside, serve, until};
 use rustix::process::Signal;
 use serde_json::Value;
 
+/// A measurement whose rate does not matter.
+const SHORT: [&str; 4] = ["--warm-up", "10ms", "--seconds", "0.2"];
+/// A measurement of which a hundred operations are of use, or the warm-up.
+const USUAL: [&str; 2] = ["--seconds", "0.3"];
+
 #[track_caller]
 fn ycsb(arguments: &[&str]) -> serde_json::Value {
-    let common = ["bench", "ycsb", "--records", "1000", "--seconds", "0.3", "--json"];
-    let report = farside(common.iter().chain(arguments)).done().json();
+    ycsb_for(&SHORT, arguments)
+}
+
+#[track_caller]
+fn ycsb_for(time: &[&str], arguments: &[&str]) -> serde_json::Value {
+    let common = ["bench", "ycsb", "--records", "1000", "--json"];
+    let report = farside(common.iter().chain(time).chain(arguments)).done().json();
     let named = arguments.iter().position(|of| *of == "--system");
     let system = named.map_or("prism-kv", |at| arguments[at + 1]);
     assert_eq!(report["system"], system);
@@ -78,18 +88,19 @@ fn bench_ycsb_stops_after_operations_and_repeats() {
 #[test]
 fn an_open_loop_keeps_its_schedule_and_counts_waiting_time() {
     // The tasks can do four times the target, so they catch up after other programs have delayed them.
-    let kept = ycsb(&["--fabric", "local", "--target", "2000", "--tasks", "16", "--delay", "1ms"]);
+    let kept =
+        ycsb_for(&USUAL, &["--fabric", "local", "--target", "2000", "--tasks", "16", "--delay", "1ms"]);
     let rate = kept["ops_per_s"].as_f64().expect("a rate");
     assert!((rate / 2000.0 - 1.0).abs() < 0.5, "{kept}");
     assert_eq!(kept["target_ops_per_s"], 2000.0);
     // One task needs 2 ms for each operation, and one is due every 0.2 ms: each starts later than the one before.
-    let late = ycsb(&["--fabric", "local", "--target", "5000", "--tasks", "1", "--delay", "1ms"]);
+    let late = ycsb_for(&USUAL, &["--fabric", "local", "--target", "5000", "--tasks", "1", "--delay", "1ms"]);
     let read = &late["operations"]["read"];
     let [due, begun] = ["latency_us", "service_us"].map(|of| read[of]["p50"].as_f64().expect("a latency"));
     assert!(due > 10.0 * begun && begun >= 2000.0, "{late}");
     // No store reaches this rate: a warm-up that waited for its operations would not end, and the store would be too
     // small for its inserts.
-    ycsb(&["--fabric", "local", "--workload", "d", "--target", "1e9"]);
+    ycsb_for(&USUAL, &["--fabric", "local", "--workload", "d", "--target", "1e9"]);
     farside(["bench", "ycsb", "--target", "0"]).refused("is not a number of operations a second");
     farside(["bench", "ycsb", "--target", "5", "--idle-ms", "5"]).refused("cannot be used with");
 }
@@ -319,7 +330,7 @@ fn bench_ycsb_reports_the_fabric_of_a_named_node() {
 #[test]
 fn slow_operations_do_not_prolong_a_measurement_much() {
     let began = std::time::Instant::now();
-    ycsb(&["--fabric", "udp", "--delay", "100ms"]);
+    ycsb_for(&USUAL, &["--fabric", "udp", "--delay", "100ms"]);
     assert!(
         began.elapsed().as_secs() < 60,
         "{:?}: a warm-up stops before 1000 slow operations",
@@ -577,8 +588,8 @@ fn bench_latch_predicts_that_padding_spreads_latches_over_lock_slots() {
 
 #[track_caller]
 fn ycsb_of_index(arguments: &[&str]) -> serde_json::Value {
-    let common = ["bench", "ycsb", "--system", "smart", "--records", "2000", "--seconds", "0.3", "--json"];
-    let report = farside(common.iter().chain(arguments)).done().json();
+    let common = ["bench", "ycsb", "--system", "smart", "--records", "2000", "--json"];
+    let report = farside(common.iter().chain(&SHORT).chain(arguments)).done().json();
     assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()), "{report}");
     assert_eq!((&report["system"], &report["load_factor"]), (&"smart".into(), &serde_json::Value::Null));
     let fields: Vec<&str> = report.as_object().expect("an object").keys().map(String::as_str).collect();
@@ -625,9 +636,9 @@ fn bench_ycsb_runs_an_index_over_every_fabric() {
 #[test]
 fn bench_ycsb_runs_art() {
     for (workload, fabric) in [("a", "local"), ("d", "udp"), ("e", "shm")] {
-        let common = ["bench", "ycsb", "--system", "art", "--records", "2000", "--seconds", "0.3", "--json"];
+        let common = ["bench", "ycsb", "--system", "art", "--records", "2000", "--json"];
         let run = ["--workload", workload, "--fabric", fabric, "--value-size", "64", "--verify"];
-        let report = farside(common.iter().chain(&run)).done().json();
+        let report = farside(common.iter().chain(&SHORT).chain(&run)).done().json();
         assert_eq!((&report["errors"], &report["violations"]), (&0.into(), &0.into()), "{report}");
         assert!(report["index"]["leaves_replaced"].as_u64() > Some(0) || workload != "a", "{report}");
         assert!(report["index"]["cache_hits"].as_u64() > Some(0), "{report}");
@@ -638,11 +649,10 @@ fn bench_ycsb_runs_art() {
 #[test]
 fn bench_ycsb_climbs_the_ladder_of_an_index() {
     for rung in ["art", "lock-free", "in-place", "embedded-lock", "read-delegation", "write-combining"] {
-        let common =
-            ["bench", "ycsb", "--system", "smart", "--records", "2000", "--seconds", "0.3", "--json"];
+        let common = ["bench", "ycsb", "--system", "smart", "--records", "2000", "--json"];
         let mix = ["-p", "readproportion=0.4", "-p", "updateproportion=0.4", "-p", "insertproportion=0.2"];
         let run = ["--fabric", "local", "--value-size", "64", "--verify", "--rung", rung];
-        let report = farside(common.iter().chain(&run).chain(&mix)).done().json();
+        let report = farside(common.iter().chain(&SHORT).chain(&run).chain(&mix)).done().json();
         assert_eq!((&report["rung"], &report["violations"]), (&rung.into(), &0.into()), "{report}");
         let has = |name: &str| report["index"][name].as_u64() > Some(0);
         assert_eq!(has("leaves_replaced"), ["art", "lock-free"].contains(&rung), "{report}");
