@@ -9,7 +9,6 @@ mod names;
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use farside_remote::fabric::Ran;
 use farside_systems::index::{Index, IndexError};
@@ -32,8 +31,6 @@ pub struct IndexWork {
     names: Names,
     ledger: Option<Ledger>,
     records: Arc<Records>,
-    /// Whether an insert has failed. Then a scan may lack a record that counts as inserted.
-    has_failed_insert: AtomicBool,
 }
 
 /// Parameters of a run of YCSB on an index.
@@ -82,9 +79,8 @@ impl Plan {
         let records = Arc::new(Records::new(workload.records));
         // The loader is a writer, too.
         let ledger = verify.then(|| Ledger::new(tasks + 1));
-        let (lengths, has_failed_insert) = (workload.lengths.chooser(value_size), AtomicBool::new(false));
-        let work =
-            IndexWork { workload, value_size, lengths, seed, names, ledger, records, has_failed_insert };
+        let lengths = workload.lengths.chooser(value_size);
+        let work = IndexWork { workload, value_size, lengths, seed, names, ledger, records };
         Run::new(work, tasks, sampled, seed)
     }
 }
@@ -175,10 +171,6 @@ impl<I: Index> Perform<I> for IndexWork {
             Operation::Insert => {
                 let record = self.records.begin();
                 let inserted = self.write(index, record, task).await;
-                if inserted.is_err() {
-                    // Before the record counts as inserted. Release: pairs with the Acquire in `scan`.
-                    self.has_failed_insert.store(true, Ordering::Release);
-                }
                 self.records.end(record, inserted.is_ok());
                 inserted
             }
@@ -354,8 +346,9 @@ impl Check<'_> {
         self.begun.drain(..).flatten().for_each(|begun| ledger.fail_read(begun));
     }
 
+    /// Whether the scan may lack a record that counts as inserted.
     fn may_lack(&self) -> bool {
-        self.work.has_failed_insert.load(Ordering::Acquire)
+        self.work.records.have_failed()
     }
 }
 

@@ -62,9 +62,15 @@ impl Records {
         self.newest.store(newest, Ordering::Release);
     }
 
+    /// Whether the insert of a record up to [`Records::newest`], as the caller has seen it, has failed.
+    #[inline]
+    pub(crate) fn have_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed) // Stored before the newest record, which the caller has acquired.
+    }
+
     /// Whether the insert of record `number` has failed, so that the record may be absent.
     pub(crate) fn may_be_absent(&self, number: u64) -> bool {
-        self.has_failed.load(Ordering::Relaxed)
+        self.have_failed()
             && self.inserts.lock().expect("no thread panicked with the lock").failed.contains(&number)
     }
 }
