@@ -233,7 +233,7 @@ impl Sim {
             paths.iter().enumerate().find_map(|(at, path)| paths[..at].contains(path).then_some(path))
         {
             return Err(Failure::Error(format!(
-                "{} is to have two outputs, of which one would be lost: give each a file of its own",
+                "two outputs go to {}, and one of them would be lost: give each a file of its own",
                 path.display()
             )));
         }

@@ -34,6 +34,7 @@ use farside_fabrics::layer::fault::Strikes;
 use farside_fabrics::memory::Mapping;
 use farside_remote::arena::session::Counters;
 use farside_systems::kv::{Kv, KvError};
+use farside_systems::registry;
 use farside_systems::system::{Family, Options};
 use farside_systems::with_kv;
 use node::reach;
@@ -809,9 +810,14 @@ fn check_kind(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(), Fa
         )));
     };
     if found.kind != config.system.kind {
+        let of = registry::named(&found.kind).map(|system| system.family);
+        let remedy = match of {
+            Some(Family::Kv | Family::Index) => format!("give --system {}", found.kind),
+            _ => "give --store another one".to_owned(),
+        };
         return Err(Failure::Error(format!(
-            "store '{store}' is a {}, not a {}: give --system {}",
-            found.kind, config.system.kind, found.kind
+            "store '{store}' is a {}, not a {}: {remedy}",
+            found.kind, config.system.kind
         )));
     }
     Ok(())
