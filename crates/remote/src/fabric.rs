@@ -171,12 +171,11 @@ pub enum FabricError {
     /// The node refused the request for the given reason, and changed nothing, unless the reason begins with
     /// [`UNKNOWN`].
     Refused(String),
-    /// The pool has no session with the node now, or the node does not respond to the requests before this one.
-    /// Nothing was sent. If the session is over, the pool opens the next one in the background.
+    /// The pool has no session with the node now. Nothing was sent. The pool opens a session in the background.
     Unreachable {
         /// The node.
         node: NodeId,
-        /// Why there is no session, or for how long the node has not responded.
+        /// Why there is no session.
         reason: String,
     },
     /// The pool has no such node. Nothing was sent.
@@ -275,8 +274,8 @@ impl std::fmt::Display for FabricError {
             FabricError::Refused(reason) => f.write_str(reason),
             FabricError::Unreachable { node, reason } => write!(
                 f,
-                "node {} cannot be reached ({reason}): nothing was sent; check the node, then retry: a connection \
-                 that is lost is opened again in the background",
+                "node {} cannot be reached ({reason}): nothing was sent; check the node, then retry: the connection \
+                 is opened again in the background",
                 node.0
             ),
             FabricError::NoSuchNode(node) => {

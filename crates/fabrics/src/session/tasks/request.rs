@@ -102,8 +102,11 @@ impl<L: Datagrams, C: Clock> TaskSession<L, C> {
             }
         });
         within(&self.clock, patience, asked).await.unwrap_or_else(|| {
-            let reason = format!("it has not responded for {patience:?}");
-            Err(FabricError::Unreachable { node: self.node, reason })
+            Err(FabricError::Refused(format!(
+                "node {} has not responded for {patience:?}, and this request was not sent: check whether the node is \
+                 stopped or unreachable",
+                self.node.0
+            )))
         })
     }
 
