@@ -114,9 +114,11 @@ pub(crate) async fn open_within<F: Fabric + Clock>(
                 Ok(Ok(members)) => return Ok(members),
                 Ok(Err(changed)) => error = changed,
                 // No member serves the store until the replacement is complete.
-                Err(being_replaced @ StoreError::BeingReplaced { .. }) if fabric.now() < until => {
+                Err(being_replaced @ StoreError::BeingReplaced { .. }) if !patience.is_zero() => {
                     error = being_replaced;
-                    rounds = ROUNDS - 1..ROUNDS;
+                    if fabric.now() < until {
+                        rounds = ROUNDS - 1..ROUNDS;
+                    }
                 }
                 Err(other) => return Err(other),
             },

@@ -277,15 +277,20 @@ impl Members {
     /// Creates the members of a store in a pool of `nodes` nodes from its complete list.
     ///
     /// # Errors
-    /// No member has a description: the error of the first that has not lost its memory, since the items of that one
-    /// may still exist; if all have lost their memory, the error of the first.
+    /// No member has a description. [`StoreError::BeingReplaced`] if a member says so: the others may do without those
+    /// that do not answer. Else the error of the first that has not lost its memory, since the items of that one may
+    /// still exist; if all have lost their memory, the error of the first.
     pub(crate) fn of(list: Vec<Member>, nodes: u32) -> Result<Members, StoreError> {
         match list.iter().position(|member| member.store.is_ok()) {
             Some(first) => Ok(Members { list, first, nodes }),
             None => {
                 let mut errors: Vec<StoreError> =
                     list.into_iter().filter_map(|member| member.store.err()).collect();
-                errors.sort_by_key(|error| matches!(error, StoreError::MemoryLost { .. }));
+                errors.sort_by_key(|error| match error {
+                    StoreError::BeingReplaced { .. } => 0,
+                    StoreError::MemoryLost { .. } => 2,
+                    _ => 1,
+                });
                 Err(errors.into_iter().next().unwrap_or_else(|| {
                     StoreError::Gone("the store has no member: create it with 'farside store create'".into())
                 }))

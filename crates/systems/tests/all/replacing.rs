@@ -30,6 +30,7 @@ scenarios![
     a_write_before_the_revocation_is_kept,
     a_recoverer_goes_on_with_the_decided_list,
     recoverers_that_die_anywhere_are_completed,
+    a_silent_member_keeps_no_recoverer_from_going_on,
     recoverers_that_die_in_a_copy_are_completed,
     the_last_member_that_is_enabled_lets_the_replaced_one_go,
     two_recoverers_at_the_same_time_agree,

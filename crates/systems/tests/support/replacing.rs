@@ -353,6 +353,49 @@ pub(crate) fn recoverers_that_die_anywhere_are_completed() {
     assert!(is_over);
 }
 
+/// A member does not answer, and a fourth node replaces it. The recoverer dies before its n-th request, for each n. The
+/// next one goes on without that member, whichever it is.
+pub(crate) fn a_silent_member_keeps_no_recoverer_from_going_on() {
+    for silent in 0..3 {
+        let completed = (0..200).map_while(|asks| completes_without(silent, asks)).filter(|is| *is).count();
+        assert!(
+            completed >= 5,
+            "{completed} replacements of member {silent} were completed by the next recoverer"
+        );
+    }
+}
+
+/// Returns whether the next recoverer has completed the replacement of the silent member; `None` if the first one did
+/// not die.
+fn completes_without(silent: usize, asks: u32) -> Option<bool> {
+    let scene = Scene::with_spares(3, 1, 64);
+    let (nodes, spare) = nodes_of(&scene);
+    let last = load(&scene, [nodes[silent], nodes[(silent + 1) % 3]]);
+    let (gone, [one, two]) = (nodes[silent], [(); 2].map(|()| Reach::new(&scene.homes)));
+    let opened = open(&scene, &one).expect("the store");
+    let mut left = asks;
+    one.before_each_ask(move |node, _| match u32::checked_sub(left, 1) {
+        _ if node == gone => Then::Lost(Ran::No),
+        Some(fewer) => {
+            left = fewer;
+            Then::Runs
+        }
+        None => Then::Stops,
+    });
+    let options = ReplaceOptions { entropy: entropy(), bytes_per_second: None, progress: &mut |_, _| () };
+    let is_dead = until_stuck(&one, replace(&*one, &opened, silent, NodeId(spare), options)).is_none();
+    drop(one);
+    two.before_each_ask(move |node, _| if node == gone { Then::Lost(Ran::No) } else { Then::Runs });
+    let told = healed(&scene, &two).expect("it lives");
+    assert_eq!(open(&scene, &two).map(drop), Ok(()), "member {silent} is silent, {asks} requests: {told:?}");
+    drop(two);
+    let is_completed = nodes_of(&scene).0.contains(&spare);
+    let told = healed(&scene, &Reach::new(&scene.homes)).expect("it lives");
+    assert_eq!(check_settled(&scene, 3), 1 + u64::from(is_completed), "{asks} requests: {told:?}");
+    check_blocks(&scene, last);
+    is_dead.then_some(is_completed)
+}
+
 /// The same with a chain instead of a request, and with a living replica that a fourth node replaces.
 pub(crate) fn recoverers_that_die_in_a_copy_are_completed() {
     let mut is_over = false;
