@@ -62,7 +62,8 @@ impl Records {
         self.newest.store(newest, Ordering::Release);
     }
 
-    /// Whether the insert of a record up to [`Records::newest`], as the caller has seen it, has failed.
+    /// Whether an insert has failed: at least, whether that of any record up to [`Records::newest`], as the caller has
+    /// seen it, has.
     #[inline]
     pub(crate) fn have_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed) // Stored before the newest record, which the caller has acquired.

@@ -813,7 +813,7 @@ fn check_kind(pool: &Pool, config: &SessionConfig, store: &str) -> Result<(), Fa
         let of = registry::named(&found.kind).map(|system| system.family);
         let remedy = match of {
             Some(Family::Kv | Family::Index) => format!("give --system {}", found.kind),
-            _ => "give --store another one".to_owned(),
+            _ => "name another store with --store".to_owned(),
         };
         return Err(Failure::Error(format!(
             "store '{store}' is a {}, not a {}: {remedy}",

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// A measurement whose rate does not matter.
 const SHORT: [&str; 4] = ["--warm-up", "10ms", "--seconds", "0.2"];
-/// A measurement of which a hundred operations are of use, or the warm-up.
+/// A measurement that needs a hundred operations, some intervals, or the usual warm-up.
 const USUAL: [&str; 2] = ["--seconds", "0.3"];
 
 #[track_caller]
@@ -151,7 +151,7 @@ fn bench_ycsb_writes_an_hdr_histogram_interval_log() {
     let path = folder.path().join("latencies.hlog");
     let path = path.to_str().expect("UTF-8");
     let log = ["--hdr-log", path, "--interval", "100ms"];
-    ycsb(&[&["--fabric", "local", "--workload", "a"][..], &log].concat());
+    ycsb_for(&USUAL, &[&["--fabric", "local", "--workload", "a"][..], &log].concat());
     let text = std::fs::read_to_string(path).expect("it was written");
     assert!(text.starts_with("#") && text.contains("[Histogram log format version 1.3]"), "{text}");
     let lines = |tag: &str| text.lines().filter(|line| line.starts_with(&format!("Tag={tag},"))).count();

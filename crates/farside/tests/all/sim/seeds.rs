@@ -146,7 +146,8 @@ fn all_seeds_are_good_and_every_fault_strikes_in_every_phase() {
     assert!(empty.is_empty(), "these faults or changes never happened, so they are untested: {empty:#?}");
 }
 
-/// Number of READs of each system that a NIC must tear, and smallest and largest number of seeds for that.
+/// Number of READs of each system that a NIC must tear, and smallest and largest number of seeds for that. No seed runs
+/// after enough are torn: that seeds are good is for the other tests.
 const TORN: u64 = 5;
 const SEEDS_OF_TEARS: std::ops::RangeInclusive<u64> = 4..=20;
 
